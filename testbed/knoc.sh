@@ -1,0 +1,73 @@
+# shellcheck shell=bash
+# knoc itself, on cloud, with a node's identity and a serving certificate of the cluster's CA.
+
+KNOC_BIN=$RUN/bin/knoc ARGS=$RUN/knoc.args
+
+knoc_build() { # leaves KNOC_CHANGED=1 when the binary is another one than before
+  KNOC_CHANGED=
+  [ -e "$SRC/main/knoc/main.go" ] || { STEP_NOTE="skipped: there is no main/knoc yet"; return 0; }
+  mkdir -p "$RUN/bin"
+  quiet knoc-build go build -C "$SRC" -o "$KNOC_BIN.new" ./main/knoc
+  if cmp -s "$KNOC_BIN.new" "$KNOC_BIN"; then rm "$KNOC_BIN.new"; STEP_NOTE=unchanged
+  else mv "$KNOC_BIN.new" "$KNOC_BIN"; KNOC_CHANGED=1; fi
+}
+
+knoc_args() { # one argument a line
+  cat >"$ARGS.new" <<A
+--nodename
+$NODE
+--kubeconfig
+$PKI/knoc.kubeconfig
+--ssh
+$HPCUSER@$LOGIN
+--ssh-key
+$SSHDIR/key
+--ssh-known-hosts
+$SSHDIR/known_hosts
+--partition
+batch
+--runtime
+apptainer
+--internal-ip
+$CLOUD
+--listen
+$CLOUD:10250
+--tls-cert
+$PKI/knoc-serving.crt
+--tls-key
+$PKI/knoc-serving.key
+--client-ca
+$PKI/ca.crt
+--insecure-registry
+$CLOUD:5000
+--insecure-registry
+$CLOUD:5001
+--log-level
+debug
+A
+  if cmp -s "$ARGS.new" "$ARGS"; then rm "$ARGS.new"; else mv "$ARGS.new" "$ARGS"; KNOC_CHANGED=1; fi
+}
+
+knoc_start() {
+  local args
+  alive knoc && return
+  mapfile -t args <"$ARGS"
+  spawn knoc nsenter --net=/run/netns/knoc-cloud --uts="$STATE/pid/cloud.uts" "$KNOC_BIN" "${args[@]}"
+}
+# Ready may still be what an earlier knoc said: it has to answer too
+knoc_serves() {
+  curl -s -m 5 -o /dev/null --cacert "$PKI/ca.crt" --cert "$PKI/kubelet-client.crt" --key "$PKI/kubelet-client.key" "https://$CLOUD:10250/pods" &&
+    "$TB/bin/kubectl" --kubeconfig "$PKI/admin.kubeconfig" --request-timeout=5s get node "$NODE" \
+      -o 'jsonpath={.status.conditions[?(@.type=="Ready")].status}' | grep -qx True
+}
+knoc_wait() { wait_for "${1:-60}" knoc knoc_serves; }
+
+knoc_up() {
+  [ -x "$KNOC_BIN" ] || { STEP_NOTE="skipped: no binary"; return 0; }
+  knoc_args
+  if alive knoc; then
+    if [ -n "$KNOC_CHANGED" ]; then finish TERM 10 knoc; else STEP_NOTE=alive; fi
+  fi
+  knoc_start
+  knoc_wait
+}
