@@ -1,14 +1,5 @@
 package knoc
 
-import "time"
-
-// event is one line of a journal: a fact that pod.sh appended on the compute node.
-type event struct {
-	Time time.Time
-	Word string   // claim, host, start, exit, backoff, stopping, ack, done
-	Args []string // fixed words, container names, integers, addresses
-}
-
 // observed is all that is known of a pod's work; fold turns it into a status.
 type observed struct {
 	// Journal are the events of the newest restart count, in the order written.
