@@ -25,6 +25,14 @@ address() { case $1 in cloud) echo $CLOUD ;; login) echo $LOGIN ;; n*) echo "10.
 
 die() { echo "testbed: $*" >&2; exit 1; }
 
+locked() { # ARGUMENTS of this script: one up or down at a time. -o: what we start does not inherit the lock
+  local rc=0
+  if [ -n "${KNOC_TESTBED_LOCKED:-}" ]; then unset KNOC_TESTBED_LOCKED; return; fi
+  KNOC_TESTBED_LOCKED=1 flock -o -w 1200 -E 75 /run/knoc-testbed.lock "$0" "$@" || rc=$?
+  [ $rc != 75 ] || die "another up or down has been at work for 20 minutes"
+  exit $rc
+}
+
 step() { # WHAT COMMAND...: says what it does, and how long it took
   local t0=${EPOCHREALTIME/./} t
   printf '%-48s ' "$1 ..."; shift
@@ -61,10 +69,15 @@ spawn() { # NAME COMMAND...: in the background in a session of its own; output i
   [ -s "$STATE/pid/$n" ] || die "$n: cannot be started"
 }
 
-finish() { # SIGNAL SECONDS NAME...: signals all, waits for all; KILL after the limit
+finish() { # SIGNAL SECONDS NAME...: signals all (of a machine: its init), waits for all; KILL after the limit
   local sig=$1 end=$((SECONDS + $2)) n p; shift 2
   local -A pids=()
-  for n; do if p=$(pid_of "$n"); then pids[$n]=$p; kill -"$sig" "$p" 2>/dev/null || :; fi; done
+  for n; do
+    p=$(pid_of "$n") || continue
+    pids[$n]=$p
+    case $n in login | n[0-9]*) p=$(init_of "$n") || continue ;; esac
+    kill -"$sig" "$p" 2>/dev/null || :
+  done
   for n in "${!pids[@]}"; do
     while alive "$n"; do
       if ((SECONDS >= end)); then kill -KILL "${pids[$n]}" 2>/dev/null || :; end=$((SECONDS + 2)); fi

@@ -8,13 +8,25 @@ export PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin HOME=/ 
 cd /
 hostname "$name"
 mount --make-rprivate /
+# The shared home; stale: what a machine has looked at stays as it was for 30 s, as with NFS. Always by the bindfs of
+# the host: that of sid (FUSE 3) sets the three timeouts to 0 whatever it is told.
+mount_home() {
+  mount -t tmpfs tmpfs "$1" # bindfs wants an empty folder
+  if [ -n "$STALE" ]; then
+    bindfs -o attr_timeout=30,entry_timeout=30,negative_timeout=30 "$R/home" "$1"
+  else
+    mount --bind "$R/home" "$1"
+  fi
+}
 if [ -n "$ROOT" ]; then
   mount --bind "$ROOT" "$ROOT"
   mkdir -p "$ROOT$R" "$ROOT$LOGDIR" "$ROOT/mnt/old"
   mount --bind "$R" "$ROOT$R"; mount --bind "$LOGDIR" "$ROOT$LOGDIR"
+  mount_home "$ROOT/home"
   mount --rbind /dev "$ROOT/dev"; mount --rbind /sys "$ROOT/sys"; mount -t proc proc "$ROOT/proc"
   cd "$ROOT"; pivot_root . mnt/old; cd /; umount -l /mnt/old
 else
+  mount_home /home
   mount -t proc proc /proc
 fi
 mount -t tmpfs -o mode=755 tmpfs /run
@@ -38,13 +50,6 @@ echo "$HPCUSER:*:19700:0:99999:7:::" >>"$E/shadow" # "!" would be a locked accou
 echo "$HPCUSER:x:$HPCUID:" >>"$E/group"
 echo "$HPCUSER:100000:65536" | tee -a "$E/subuid" >>"$E/subgid"
 mount --bind "$E" /etc
-
-# the shared home; stale: what a machine has looked at stays as it was for 30 s, as with NFS
-if [ -n "$STALE" ]; then
-  bindfs -o attr_timeout=30,entry_timeout=30,negative_timeout=30 "$R/home" /home
-else
-  mount --bind "$R/home" /home
-fi
 
 ready() { # SECONDS WHAT COMMAND...
   local end=$((SECONDS + $1)) what=$2; shift 2
