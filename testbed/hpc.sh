@@ -5,7 +5,8 @@ declare -A BOOTED # machine → when this script booted it
 CLUSTER='' ROOT='' # set by hpc_options
 hpc_options() { # "22.05 accounting fresh": version, accounting|none, fresh|stale
   local v; read -r v ACCOUNTING STALE <<<"$1"
-  CLUSTER="$STATE/hpc-$v" ROOT=""
+  # shellcheck disable=SC2153
+  CLUSTER=$STATE/hpc-$v ROOT=""
   [ "$v" = 22.05 ] || ROOT=$CACHE/sid
   [ "$ACCOUNTING" = accounting ] || ACCOUNTING=
   [ "$STALE" = stale ] || STALE=

@@ -31,7 +31,7 @@ packages() {
   local policy=/usr/sbin/policy-rc.d made=
   [ -e $policy ] || { printf '#!/bin/sh\nexit 101\n' >$policy; chmod 755 $policy; made=1; }
   export DEBIAN_FRONTEND=noninteractive
-  quiet apt-update apt-get update -q -o Acquire::Check-Valid-Until=false
+  apt-get update -q -o Acquire::Check-Valid-Until=false >"$LOG/apt-update.log" 2>&1 || : # some source of the machine's may be out of reach
   # shellcheck disable=SC2086
   quiet apt-install apt-get install -y -q --no-install-recommends -o Acquire::Check-Valid-Until=false $missing
   [ -z "$made" ] || rm -f $policy

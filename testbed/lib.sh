@@ -2,7 +2,7 @@
 # What every script of the testbed shares: places, addresses, steps, processes by pid, waits with a limit.
 set -euo pipefail
 umask 022
-PATH=$PATH:/usr/local/sbin:/usr/sbin:/sbin
+PATH=$PATH:/usr/local/go/bin:/usr/local/sbin:/usr/sbin:/sbin
 
 TB=$(cd "$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")" && pwd) # this folder
 SRC=$(dirname "$TB")               # the project

@@ -4,6 +4,7 @@
 
 net_up() {
   local m
+  any_alive || net_down # what a killed testbed left, whoever started it
   if ! ip link show knocbr >/dev/null 2>&1; then
     [ -z "$(ip -4 route show 10.77.0.0/24)" ] || die "10.77.0.0/24 is already in use on this machine: $(ip -4 route show 10.77.0.0/24)"
     ip link add knocbr type bridge
@@ -36,8 +37,14 @@ net_del() {
   ! ip link show "knoc-$1" >/dev/null 2>&1 || ip link del "knoc-$1"
 }
 
+any_alive() { local f; for f in "$STATE"/pid/*; do alive "${f##*/}" && return; done; return 1; }
+
 net_down() {
-  local m
+  local m p
+  # what is still in our machines, a second knoc of some test for example: by pid, never by name
+  for m in cloud login $NODES; do
+    for p in $(ip netns pids "knoc-$m" 2>/dev/null || :); do kill -KILL "$p" 2>/dev/null || :; done
+  done
   for m in cloud login $NODES; do net_del "$m"; done
   umount "$STATE/pid/cloud.uts" 2>/dev/null || :
   ip link del knocbr 2>/dev/null || :
@@ -70,5 +77,3 @@ N
 }
 net_heal() { local m; for m in cloud login; do ip netns exec knoc-$m nft delete table ip knoc_cut 2>/dev/null || :; done; }
 
-# Processes that a test left in one of our machines (a second knoc in cloud, say): by pid, never by name.
-net_pids() { local m; for m in cloud login $NODES; do ip netns pids "knoc-$m" 2>/dev/null || :; done; }
