@@ -151,13 +151,9 @@ func checkEnvName(where, name string) error {
 	return refuse("UnsupportedField", "%s: the variable name %q cannot be carried by a shell on the cluster; use letters, digits and underscores, not starting with a digit", where, name)
 }
 
-// checkEnvText refuses what the environment of a process cannot hold. The value
-// is not shown: it may be a secret.
+// checkEnvText refuses what the environment of a process cannot hold.
 func checkEnvText(c *v1.Container, name, text string) error {
-	if strings.ContainsRune(text, 0) {
-		return refuse("UnsupportedField", "env of container %s: the value of %s holds a NUL byte, which no environment can carry; mount it as a file instead", c.Name, name)
-	}
-	return nil
+	return checkText(fmt.Sprintf("env of container %s: the value of %s", c.Name, name), text)
 }
 
 // configError is a container's waiting reason for an object that cannot be read
