@@ -429,51 +429,25 @@ func expand(s string, lookup func(name string) ([]valuePart, bool)) []valuePart 
 	}
 }
 
-// expandArgs expands $(VAR) in the command and the args of a container with its
-// resolved environment (kubelet: ExpandContainerCommandAndArgs). A part may be
-// secret or known only on the compute node; plainArgs is for those who can take
-// neither.
-func expandArgs(c *v1.Container, vars []envVar) (command, args [][]valuePart) {
+// expandArg expands $(VAR) in one word of a command or of args, with the
+// resolved environment of its container (kubelet: ExpandContainerCommandAndArgs).
+// The result is for the job script, of which Slurm keeps copies, so it refuses a
+// word that refers to the value of a Secret; and one that refers to what only
+// the compute node knows, since a script's word is fixed before.
+func expandArg(s string, vars []envVar) (string, error) {
 	env := environment{at: map[string]int{}}
 	for _, v := range vars {
 		env.set(v.Name, v.Value)
 	}
-	for _, w := range c.Command {
-		command = append(command, expand(w, env.lookup))
-	}
-	for _, w := range c.Args {
-		args = append(args, expand(w, env.lookup))
-	}
-	return command, args
-}
-
-// plainArgs is expandArgs for the job script, which is text: it refuses words
-// that refer to a Secret's value, which must not stand in a script that Slurm
-// keeps copies of, and to what only the compute node knows.
-func plainArgs(c *v1.Container, vars []envVar) (command, args []string, err error) {
-	plain := func(field string, words [][]valuePart) ([]string, error) {
-		var texts []string
-		for i, parts := range words {
-			var b strings.Builder
-			for _, p := range parts {
-				switch {
-				case p.Secret:
-					return nil, refuse("UnsupportedField", "container %s: %s[%d] refers to the value of a Secret by $(VAR), which would copy it into the job script that Slurm keeps; let the program read the variable from its environment, or mount the Secret as a file", c.Name, field, i)
-				case p.Var != "":
-					return nil, refuse("UnsupportedField", "container %s: %s[%d] refers by $(VAR) to an address that is known only on the compute node; let the program read the variable from its environment", c.Name, field, i)
-				}
-				b.WriteString(p.Text)
-			}
-			texts = append(texts, b.String())
+	var b strings.Builder
+	for _, p := range expand(s, env.lookup) {
+		switch {
+		case p.Secret:
+			return "", refuse("UnsupportedField", "command or args: %.100q refers to the value of a Secret by $(VAR), which would copy it into the job script that Slurm keeps; let the program read the variable from its environment, or mount the Secret as a file", s)
+		case p.Var != "":
+			return "", refuse("UnsupportedField", "command or args: %.100q refers by $(VAR) to an address that is known only on the compute node; let the program read the variable from its environment", s)
 		}
-		return texts, nil
+		b.WriteString(p.Text)
 	}
-	cmd, arg := expandArgs(c, vars)
-	if command, err = plain("command", cmd); err != nil {
-		return nil, nil, err
-	}
-	if args, err = plain("args", arg); err != nil {
-		return nil, nil, err
-	}
-	return command, args, nil
+	return b.String(), nil
 }

@@ -317,35 +317,31 @@ func TestExpand(t *testing.T) {
 	}
 }
 
-func TestPlainArgs(t *testing.T) {
-	c := testContainer(t, `{command: [sh, -c, 'echo $(A) $HOME'], args: ["$(NO)", "", "$$(A)", "$(A)$(B)"], env: [{name: A, value: "a 'q'"}, {name: B, value: $(A)}]}`)
+func TestExpandArg(t *testing.T) {
+	c := testContainer(t, `{env: [{name: A, value: "a 'q'"}, {name: B, value: $(A)}, {name: P, valueFrom: {secretKeyRef: {name: s, key: PASSWORD}}}, {name: Q, value: u:$(P)}, {name: IP, valueFrom: {fieldRef: {fieldPath: status.hostIPs}}}, {name: URL, value: "http://$(IP)/"}]}`)
 	vars, err := stageEnv(t.Context(), testPod(), c, envObjects(), nodeFacts{})
 	if err != nil {
 		t.Fatal(err)
 	}
-	command, args, err := plainArgs(c, vars)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if diff := cmp.Diff([]string{"sh", "-c", "echo a 'q' $HOME"}, command); diff != "" {
-		t.Fatal(diff)
-	}
-	if diff := cmp.Diff([]string{"$(NO)", "", "$(A)", "a 'q'a 'q'"}, args); diff != "" {
-		t.Fatal(diff)
-	}
-	for spec, want := range map[string]string{
-		`{args: [x, "-p$(P)"], env: [{name: P, valueFrom: {secretKeyRef: {name: s, key: PASSWORD}}}]}`:                                "args[1] refers to the value of a Secret",
-		`{args: ["$(Q)"], env: [{name: P, valueFrom: {secretKeyRef: {name: s, key: PASSWORD}}}, {name: Q, value: "$(P)"}]}`:           "args[0] refers to the value of a Secret",
-		`{command: ["$(PASSWORD)"], envFrom: [{secretRef: {name: s}}]}`:                                                               "command[0] refers to the value of a Secret",
-		`{args: ["--addr=$(IP):80"], env: [{name: IP, valueFrom: {fieldRef: {fieldPath: status.podIP}}}]}`:                            "known only on the compute node",
-		`{command: ["$(IP)"], args: ["$(P)"], env: [{name: IP, valueFrom: {fieldRef: {apiVersion: v1, fieldPath: status.hostIPs}}}]}`: "command[0]",
+	for in, want := range map[string]string{
+		"":                    "",
+		"$(NO)":               "$(NO)",
+		"echo $(A) $HOME $$x": "echo a 'q' $HOME $x",
+		"$(A)$(B)":            "a 'q'a 'q'",
+		"$$(P) $$(IP)":        "$(P) $(IP)",
 	} {
-		c := testContainer(t, spec)
-		vars, err := stageEnv(t.Context(), testPod(), c, envObjects(), nodeFacts{})
-		if err != nil {
-			t.Fatal(err)
+		if got, err := expandArg(in, vars); err != nil || got != want {
+			t.Errorf("%q: got %q, %v, want %q", in, got, err, want)
 		}
-		_, _, err = plainArgs(c, vars)
+	}
+	for in, want := range map[string]string{
+		"-p$(P)":           `"-p$(P)" refers to the value of a Secret`,
+		"$(Q)":             "refers to the value of a Secret",
+		"--addr=$(IP):80":  "known only on the compute node",
+		"$(URL)":           "known only on the compute node",
+		"$(A) $(IP) $(P)!": "known only on the compute node",
+	} {
+		_, err := expandArg(in, vars)
 		checkError(t, err, want, false)
 		if strings.Contains(err.Error(), "p'") {
 			t.Fatalf("the secret stands in the error: %v", err)
