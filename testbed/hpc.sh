@@ -102,9 +102,10 @@ C
 
 boot() { # MACHINE
   BOOTED[$1]=$EPOCHSECONDS
+  # a time namespace: the machine's own uptime starts at 0. Slurm knows by it that a node has booted
   spawn "$1" env ROOT="$ROOT" R="$CLUSTER" LOGDIR="$LOG" SHIM="$SHIM" HPCUSER="$HPCUSER" HPCUID="$HPCUID" \
     ACCOUNTING="$ACCOUNTING" STALE="$STALE" \
-    nsenter --net="/run/netns/knoc-$1" unshare --mount --uts --ipc --pid --fork --kill-child bash "$TB/machine.sh" "$1"
+    nsenter --net="/run/netns/knoc-$1" unshare --time --boottime "-$(cut -d. -f1 /proc/uptime)" --mount --uts --ipc --pid --fork --kill-child bash "$TB/machine.sh" "$1"
 }
 
 slurm_answers() { timeout 5 bash -c "</dev/tcp/$LOGIN/22" && in_machine login timeout 5 sinfo -h >/dev/null; }

@@ -109,6 +109,6 @@ init_of() { # MACHINE: the host's pid of its init (the only child of the recorde
 }
 in_machine() { # MACHINE COMMAND...: as root inside of a running machine, with a clean environment
   local p; p=$(init_of "$1") || { echo "testbed: machine $1 is off" >&2; return 1; }; shift
-  nsenter -t "$p" -m -u -i -n -p -- /usr/bin/env -i HOME=/root USER=root LOGNAME=root LANG=C.UTF-8 TERM=dumb \
+  nsenter -t "$p" -m -u -i -n -p -T -- /usr/bin/env -i HOME=/root USER=root LOGNAME=root LANG=C.UTF-8 TERM=dumb \
     PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin "$@"
 }
