@@ -96,7 +96,8 @@ C
     install -d -m 700 -o "$HPCUID" -g "$HPCUID" "$home/.ssh"
     install -m 600 -o "$HPCUID" -g "$HPCUID" "$SSHDIR/key.pub" "$home/.ssh/authorized_keys"
   fi
-  chmod 666 /dev/fuse
+  [ -e /dev/fuse ] || { modprobe fuse 2>/dev/null || :; mknod /dev/fuse c 10 229; }
+  chmod 666 /dev/fuse # apptainer and bindfs mount as the user
   for n in 0 1; do [ -e /dev/knocgpu$n ] || mknod -m 666 /dev/knocgpu$n c 1 3; done # Slurm wants device nodes
 }
 

@@ -4,7 +4,7 @@
 PACKAGES="slurmctld slurmd slurm-client slurmdbd munge mariadb-server openssh-server openssh-client tcsh fish
   uidmap squashfuse squashfs-tools fuse2fs fuse-overlayfs fuse3 bindfs e2fsprogs fakeroot patchelf
   busybox-static umoci skopeo docker-registry apache2-utils
-  iproute2 nftables procps util-linux openssl curl debootstrap"
+  iproute2 nftables procps util-linux openssl curl ca-certificates debootstrap"
 SID_PACKAGES="slurmctld slurmd slurm-client slurmdbd munge mariadb-server openssh-server openssh-client tcsh fish
   apptainer uidmap squashfuse squashfs-tools fuse2fs fuse-overlayfs fuse3 bindfs e2fsprogs fakeroot
   busybox-static iproute2 procps util-linux"
@@ -29,12 +29,12 @@ packages() {
   [ -n "$missing" ] || { STEP_NOTE="all there"; return 0; }
   # the packages must not start their daemons
   local policy=/usr/sbin/policy-rc.d made=
-  [ -e $policy ] || { printf '#!/bin/sh\nexit 101\n' >$policy; chmod 755 $policy; made=1; }
+  [ -e $policy ] || { printf '#!/bin/sh\nexit 101\n' >$policy; chmod 755 $policy; made=1; trap 'rm -f /usr/sbin/policy-rc.d' EXIT; }
   export DEBIAN_FRONTEND=noninteractive
   apt-get update -q -o Acquire::Check-Valid-Until=false >"$LOG/apt-update.log" 2>&1 || : # some source of the machine's may be out of reach
   # shellcheck disable=SC2086
-  quiet apt-install apt-get install -y -q --no-install-recommends -o Acquire::Check-Valid-Until=false $missing
-  [ -z "$made" ] || rm -f $policy
+  quiet apt-install apt-get install -y -q --no-install-recommends -o DPkg::Lock::Timeout=120 -o Acquire::Check-Valid-Until=false $missing
+  [ -z "$made" ] || { rm -f $policy; trap - EXIT; }
   STEP_NOTE=$(wc -w <<<"$missing")" installed"
 }
 
