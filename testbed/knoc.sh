@@ -52,7 +52,8 @@ knoc_start() {
   local args
   alive knoc && return
   mapfile -t args <"$ARGS"
-  spawn knoc nsenter --net=/run/netns/knoc-cloud --uts="$STATE/pid/cloud.uts" "$KNOC_BIN" "${args[@]}"
+  # a clean environment: what run/env sets (KNOC_SSH_KEY…) are flags to knoc too
+  spawn knoc env -i HOME=/root PATH=/usr/bin:/bin nsenter --net=/run/netns/knoc-cloud --uts="$STATE/pid/cloud.uts" "$KNOC_BIN" "${args[@]}"
 }
 # Ready may still be what an earlier knoc said: it has to answer too
 knoc_serves() {
