@@ -1,0 +1,494 @@
+package knoc
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	v1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+// foldPod is a pod with containers "a" and so on; names before "|" are init
+// containers, one with a "+" is a sidecar.
+func foldPod(policy v1.RestartPolicy, names string) *v1.Pod {
+	pod := &v1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "p", UID: "u", Generation: 2, CreationTimestamp: metav1.Unix(50, 0)},
+		Spec:       v1.PodSpec{RestartPolicy: policy},
+		Status:     v1.PodStatus{Phase: v1.PodPending, QOSClass: v1.PodQOSBurstable},
+	}
+	inits, apps, ok := strings.Cut(names, "|")
+	if !ok {
+		inits, apps = "", names
+	}
+	for _, name := range strings.Fields(inits) {
+		c := v1.Container{Image: "busybox"}
+		if c.Name, ok = strings.CutSuffix(name, "+"); ok {
+			c.RestartPolicy = new(v1.ContainerRestartPolicyAlways)
+		}
+		pod.Spec.InitContainers = append(pod.Spec.InitContainers, c)
+	}
+	for _, name := range strings.Fields(apps) {
+		pod.Spec.Containers = append(pod.Spec.Containers, v1.Container{Name: name, Image: "busybox"})
+	}
+	return pod
+}
+
+// journal makes a journal of "start a 0; exit a 0 3", a second apart from 101 on.
+func journal(facts string) []event {
+	var b strings.Builder
+	n := 100
+	for fact := range strings.SplitSeq(facts, ";") {
+		if fact = strings.TrimSpace(fact); fact != "" {
+			n++
+			fmt.Fprintf(&b, "%d %s\n", n, fact)
+		}
+	}
+	return parseJournal([]byte(b.String()))
+}
+
+// brief is a status in a line.
+func brief(s v1.PodStatus) string {
+	var b strings.Builder
+	b.WriteString(string(s.Phase))
+	if s.Reason != "" {
+		b.WriteString(" " + s.Reason)
+	}
+	for _, c := range slices.Concat(s.InitContainerStatuses, s.ContainerStatuses) {
+		fmt.Fprintf(&b, "; %s ", c.Name)
+		switch {
+		case c.State.Running != nil:
+			b.WriteString("running")
+		case c.State.Terminated != nil:
+			fmt.Fprintf(&b, "%s %d", c.State.Terminated.Reason, c.State.Terminated.ExitCode)
+		case c.State.Waiting != nil:
+			b.WriteString(c.State.Waiting.Reason)
+		}
+		if last := c.LastTerminationState.Terminated; last != nil {
+			fmt.Fprintf(&b, " last %d", last.ExitCode)
+		}
+		if c.RestartCount > 0 {
+			fmt.Fprintf(&b, " restarts %d", c.RestartCount)
+		}
+		if c.Ready {
+			b.WriteString(" ready")
+		}
+	}
+	return b.String()
+}
+
+func TestFold(t *testing.T) {
+	const (
+		never     = v1.RestartPolicyNever
+		always    = v1.RestartPolicyAlways
+		onFailure = v1.RestartPolicyOnFailure
+	)
+	slurm := func(state string) job { return job{ID: "7", State: state, Partition: "batch", End: at(300)} }
+	for _, c := range []struct {
+		name    string
+		policy  v1.RestartPolicy
+		pod     string
+		o       observed // Submitted is set, if Waiting is not
+		journal string
+		deleted bool
+		want    string
+		message string // the pod's, or else the first container's waiting message
+	}{
+		{name: "just created", pod: "a", o: observed{Waiting: &notYet{"CreateContainerConfigError", "configmap x not found"}}, want: "Pending; a CreateContainerConfigError", message: "configmap x not found"},
+		{name: "submitted", pod: "a", o: observed{Job: job{ID: "7"}}, want: "Pending; a SlurmPending", message: "job 7 was submitted"},
+		{name: "queued", pod: "i|a", o: observed{Job: job{ID: "7", State: "PENDING", Reason: "Priority", Partition: "batch"}}, want: "Pending; i SlurmPending; a SlurmPending", message: "job 7 is pending in partition batch: Priority"},
+		{name: "held", pod: "a", o: observed{Job: job{ID: "7", State: "REQUEUE_HOLD"}}, want: "Pending; a SlurmPending", message: "job 7 is requeue hold"},
+		{name: "unknown state", pod: "a", o: observed{Job: job{ID: "7", State: "NEW_WORD"}}, want: "Pending; a SlurmPending"},
+		{name: "the job runs, nothing started", pod: "a", o: observed{Job: slurm("RUNNING")}, want: "Pending; a ContainerCreating"},
+		{name: "claimed", pod: "i|a", journal: "claim 7; host n1 10.0.0.1", want: "Pending; i PodInitializing; a PodInitializing"},
+
+		{name: "running", pod: "a", journal: "claim 7; start a 0", want: "Running; a running ready"},
+		{name: "one of two started", pod: "a b", journal: "start a 0", want: "Pending; a running ready; b ContainerCreating"},
+		{name: "init container runs", pod: "i|a", journal: "start i 0", want: "Pending; i running; a PodInitializing"},
+		{name: "init container ended", pod: "i|a", journal: "start i 0; exit i 0 0", want: "Pending; i Completed 0 ready; a PodInitializing"},
+		{name: "initialized", pod: "i|a", journal: "start i 0; exit i 0 0; start a 0", want: "Running; i Completed 0 ready; a running ready"},
+		{name: "second init container waits", pod: "i j|a", journal: "start i 0; exit i 0 0; start j 0", want: "Pending; i Completed 0 ready; j running; a PodInitializing"},
+		{name: "sidecar", pod: "s+|a", journal: "start s 0; start a 0", want: "Running; s running ready; a running ready"},
+		{name: "sidecar before the app", pod: "s+|a", journal: "start s 0", want: "Pending; s running ready; a PodInitializing"},
+		{name: "init container fails, will be run again", policy: onFailure, pod: "i|a", journal: "start i 0; exit i 0 3; backoff i 0 10", want: "Pending; i CrashLoopBackOff last 3; a PodInitializing", message: "back-off 10s restarting failed container=i pod=p_ns(u)"},
+		{name: "init container failed, not done yet", policy: never, pod: "i|a", journal: "start i 0; exit i 0 3", want: "Pending; i Error 3; a PodInitializing"},
+		{name: "init container failed", policy: never, pod: "i|a", journal: "start i 0; exit i 0 3; done 1", want: "Failed; i Error 3; a PodInitializing"},
+
+		{name: "ended, not done", policy: never, pod: "a", journal: "start a 0; exit a 0 0", want: "Running; a Completed 0"},
+		{name: "succeeded", policy: never, pod: "i|a", journal: "start i 0; exit i 0 0; start a 0; exit a 0 0; done 0", want: "Succeeded; i Completed 0 ready; a Completed 0"},
+		{name: "failed", policy: never, pod: "a b", journal: "start a 0; start b 0; exit a 0 3; exit b 0 0; done 1", want: "Failed; a Error 3; b Completed 0"},
+		{name: "one of two failed, one runs", policy: never, pod: "a b", journal: "start a 0; start b 0; exit a 0 3", want: "Running; a Error 3; b running ready"},
+		{name: "done with another word than the exits", policy: never, pod: "a", journal: "start a 0; exit a 0 3; done 0", want: "Failed; a Error 3"},
+		{name: "done 1 with exits of 0", policy: never, pod: "a", journal: "start a 0; exit a 0 0; done 1", want: "Failed; a Completed 0"},
+		{name: "done without an exit", policy: never, pod: "a", journal: "start a 0; done 0", want: "Failed; a ContainerStatusUnknown 137"},
+		{name: "done without a start", policy: never, pod: "a b", journal: "start a 0; exit a 0 0; done 0", want: "Failed; a Completed 0; b ContainerCreating"},
+		{name: "exit without a start", policy: never, pod: "a", journal: "exit a 0 0; done 0", want: "Succeeded; a Completed 0"},
+		{name: "foreign and repeated lines", policy: never, pod: "a", journal: "start x 0; start a 0; start a 0; exit a 0 3; exit a 0 0; done 1; start a 1; exit a 1 0; done 0", want: "Failed; a Error 3"},
+		{name: "Slurm knows nothing more, the journal does", policy: never, pod: "a", o: observed{Lost: true}, journal: "start a 0; exit a 0 0; done 0", want: "Succeeded; a Completed 0"},
+		{name: "done though Slurm failed it", policy: never, pod: "a", o: observed{Job: slurm("FAILED")}, journal: "start a 0; exit a 0 0; done 0", want: "Succeeded; a Completed 0"},
+
+		{name: "back-off", policy: always, pod: "a", journal: "start a 0; exit a 0 3; backoff a 0 10", want: "Running; a CrashLoopBackOff last 3", message: "back-off 10s restarting failed container=a pod=p_ns(u)"},
+		{name: "long back-off", policy: always, pod: "a", journal: "start a 3; exit a 3 0; backoff a 3 300", want: "Running; a CrashLoopBackOff last 0 restarts 3", message: "back-off 5m0s restarting failed container=a pod=p_ns(u)"},
+		{name: "between exit and back-off", policy: always, pod: "a", journal: "start a 0; exit a 0 3", want: "Running; a Error 3"},
+		{name: "restarted", policy: onFailure, pod: "a", journal: "start a 0; exit a 0 3; backoff a 0 10; start a 1", want: "Running; a running last 3 restarts 1 ready"},
+		{name: "succeeded the second time", policy: onFailure, pod: "a", journal: "start a 0; exit a 0 3; backoff a 0 10; start a 1; exit a 1 0; done 0", want: "Succeeded; a Completed 0 last 3 restarts 1"},
+		{name: "succeeded, then failed", policy: always, pod: "a", deleted: true, journal: "start a 0; exit a 0 0; backoff a 0 10; start a 1; stopping 5; exit a 1 143; done 1", want: "Failed; a Error 143 last 0 restarts 1"},
+		{name: "an exit was lost", policy: always, pod: "a", journal: "start a 0; start a 1", want: "Running; a running last 137 restarts 1 ready"},
+
+		{name: "deleted, runs", policy: always, pod: "a", deleted: true, journal: "start a 0; stopping 30", want: "Running; a running ready"},
+		{name: "deleted, ended well", policy: always, pod: "a", deleted: true, journal: "start a 0; stopping 30; exit a 0 0; done 0", want: "Succeeded; a Completed 0"},
+		{name: "deleted in the queue", pod: "a", deleted: true, o: observed{Job: job{ID: "7", State: "CANCELLED"}}, want: "Failed SlurmJobCancelled; a SlurmJobCancelled"},
+		{name: "deleted in back-off", policy: always, pod: "a", deleted: true, journal: "start a 0; exit a 0 3; backoff a 0 10; stopping 30; done 1", want: "Failed; a Error 3"},
+		{name: "deleted while an init container ran", policy: always, pod: "i|a", deleted: true, journal: "start i 0; stopping 30; exit i 0 143; done 1", want: "Failed; i Error 143; a PodInitializing"},
+
+		{name: "stopped by somebody, Slurm has not said by whom", policy: never, pod: "a", o: observed{Job: slurm("RUNNING")}, journal: "start a 0; stopping 30; exit a 0 0; done 0", want: "Running; a Completed 0"},
+		{name: "cancelled by somebody", policy: never, pod: "a", o: observed{Job: job{ID: "7", State: "CANCELLED", By: "1000"}}, journal: "start a 0; stopping 30; exit a 0 0; done 0", want: "Failed SlurmJobCancelled; a Completed 0", message: "job 7 was cancelled by uid 1000"},
+		{name: "preempted", policy: never, pod: "a", o: observed{Job: slurm("PREEMPTED")}, journal: "start a 0; stopping 30; exit a 0 143; done 1", want: "Failed SlurmPreempted; a Error 143"},
+		{name: "signalled by somebody", policy: never, pod: "a", o: observed{Job: slurm("COMPLETED")}, journal: "start a 0; stopping 30; exit a 0 0; done 0", want: "Failed SlurmJobStopped; a Completed 0", message: "job 7 was told to stop by a signal, and did"},
+		{name: "signalled, and Slurm forgot", policy: never, pod: "a", o: observed{Lost: true}, journal: "start a 0; stopping 30; exit a 0 0; done 0", want: "Failed SlurmJobStopped; a Completed 0"},
+		{name: "cancelled at once", policy: never, pod: "i|a b", o: observed{Job: job{ID: "7", State: "CANCELLED", By: "0", End: at(300)}}, journal: "start i 0; exit i 0 0; start a 0", want: "Failed SlurmJobCancelled; i Completed 0 ready; a SlurmJobCancelled 137; b SlurmJobCancelled", message: "job 7 was cancelled by uid 0"},
+		{name: "time limit", policy: always, pod: "a", o: observed{Job: slurm("TIMEOUT")}, journal: "start a 0", want: "Failed SlurmTimeLimit; a SlurmTimeLimit 137", message: "job 7 reached its time limit"},
+		{name: "node failure", policy: never, pod: "a b", o: observed{Job: slurm("NODE_FAIL")}, journal: "start a 0; start b 0; exit b 0 0", want: "Failed SlurmNodeFail; a SlurmNodeFail 137; b Completed 0"},
+		{name: "all ended well, the end is missing", policy: never, pod: "a", o: observed{Job: slurm("NODE_FAIL")}, journal: "start a 0; exit a 0 0", want: "Failed SlurmNodeFail; a Completed 0"},
+		{name: "completed without a journal", policy: never, pod: "a", o: observed{Job: slurm("COMPLETED")}, want: "Failed JournalIncomplete; a JournalIncomplete"},
+		{name: "failed at the start", policy: never, pod: "a", o: observed{Job: job{ID: "7", State: "FAILED", ExitCode: 1, Reason: "NonZeroExitCode"}}, want: "Failed SlurmJobFailed; a SlurmJobFailed", message: "job 7 failed before its containers ended (exit code 1): NonZeroExitCode"},
+		{name: "out of memory, the script too", policy: never, pod: "a", o: observed{Job: slurm("OUT_OF_MEMORY")}, journal: "start a 0", want: "Failed OOMKilled; a OOMKilled 137"},
+		{name: "out of memory, a container", policy: never, pod: "a b", o: observed{Job: slurm("OUT_OF_MEMORY")}, journal: "start a 0; start b 0; exit a 0 137; exit b 0 1; done 1", want: "Failed; a OOMKilled 137; b Error 1"},
+		{name: "killed, Slurm has not said why", policy: never, pod: "a", o: observed{Job: slurm("COMPLETING")}, journal: "start a 0; exit a 0 137; done 1", want: "Running; a Error 137"},
+		{name: "killed", policy: never, pod: "a", o: observed{Job: slurm("FAILED")}, journal: "start a 0; exit a 0 137; done 1", want: "Failed; a Error 137"},
+		{name: "crash loop ends with the job", policy: always, pod: "a", o: observed{Job: slurm("BOOT_FAIL")}, journal: "start a 0; exit a 0 3; backoff a 0 10", want: "Failed SlurmBootFail; a Error 3"},
+
+		{name: "refused", pod: "i|a", o: observed{Refused: &refusal{"UnsupportedVolume", "volume x: nfs"}}, want: "Failed UnsupportedVolume; i UnsupportedVolume; a UnsupportedVolume", message: "volume x: nfs"},
+		{name: "lost", policy: never, pod: "a", o: observed{Lost: true, Job: job{ID: "7"}}, journal: "start a 0", want: "Failed JobLost; a JobLost 137"},
+		{name: "unreachable", policy: never, pod: "a", o: observed{Unreachable: "timeout", Job: slurm("CANCELLED")}, journal: "start a 0", want: "Running; a running ready"},
+		{name: "unreachable, but done", policy: never, pod: "a", o: observed{Unreachable: "timeout"}, journal: "start a 0; exit a 0 0; done 0", want: "Succeeded; a Completed 0"},
+	} {
+		pod := foldPod(c.policy, c.pod)
+		if c.deleted {
+			pod.DeletionTimestamp = &metav1.Time{Time: at(90)}
+		}
+		c.o.Submitted = c.o.Waiting == nil
+		c.o.Journal = journal(c.journal)
+		s := fold(pod, c.o)
+		if got := brief(s); got != c.want {
+			t.Errorf("%s: %s\nwant %s", c.name, got, c.want)
+			continue
+		}
+		first := slices.Concat(s.InitContainerStatuses, s.ContainerStatuses)[0]
+		message := s.Message
+		if w := first.State.Waiting; message == "" && w != nil {
+			message = w.Message
+		}
+		if c.message != "" && message != c.message {
+			t.Errorf("%s: message %q, want %q", c.name, message, c.message)
+		}
+		hasDisruption := slices.ContainsFunc(s.Conditions, func(k v1.PodCondition) bool { return k.Type == v1.DisruptionTarget })
+		if want := s.Phase == v1.PodFailed && slurmStates[c.o.Job.State].disruption; hasDisruption != want {
+			t.Errorf("%s: DisruptionTarget %v, want %v", c.name, hasDisruption, want)
+		}
+		checkStable(t, c.name, pod, s, c.o)
+	}
+}
+
+// checkStable folds once more onto what came out.
+func checkStable(t *testing.T, name string, pod *v1.Pod, s v1.PodStatus, o observed) {
+	t.Helper()
+	next := pod.DeepCopy()
+	next.Status = *s.DeepCopy()
+	if d := cmp.Diff(s, fold(next, o)); d != "" {
+		t.Fatalf("%s: the second time it differs: %s", name, d)
+	}
+}
+
+// The whole of a status, and what happens to it.
+func TestFoldFields(t *testing.T) {
+	pod := foldPod(v1.RestartPolicyNever, "i|a")
+	pod.Spec.ReadinessGates = []v1.PodReadinessGate{{ConditionType: "example.com/gate"}}
+	scheduled := v1.PodCondition{Type: v1.PodScheduled, Status: v1.ConditionTrue, LastTransitionTime: metav1.Unix(60, 0)}
+	pod.Status.Conditions = []v1.PodCondition{scheduled}
+	pod.Status.Reason = "ProviderFailed"
+	cond := func(kind v1.PodConditionType, status v1.ConditionStatus, when int64, reason, message string) v1.PodCondition {
+		return v1.PodCondition{Type: kind, Status: status, LastTransitionTime: metav1.Unix(when, 0), Reason: reason, Message: message, ObservedGeneration: 2}
+	}
+	no, yes := false, true
+
+	o := observed{Submitted: true, Job: job{ID: "7", State: "PENDING", Partition: "batch"}}
+	pod.Status = fold(pod, o)
+	wait := v1.ContainerState{Waiting: &v1.ContainerStateWaiting{Reason: "SlurmPending", Message: "job 7 is pending in partition batch"}}
+	want := v1.PodStatus{
+		Phase: v1.PodPending, QOSClass: v1.PodQOSBurstable, ObservedGeneration: 2,
+		Conditions: []v1.PodCondition{
+			scheduled,
+			cond(v1.PodReadyToStartContainers, v1.ConditionFalse, 50, "", ""),
+			cond(v1.PodInitialized, v1.ConditionFalse, 50, "ContainersNotInitialized", "containers with incomplete status: [i]"),
+			cond(v1.ContainersReady, v1.ConditionFalse, 50, "ContainersNotReady", "containers with unready status: [a]"),
+			cond(v1.PodReady, v1.ConditionFalse, 50, "ContainersNotReady", "containers with unready status: [a]"),
+		},
+		InitContainerStatuses: []v1.ContainerStatus{{Name: "i", Image: "busybox", State: wait, Started: &no}},
+		ContainerStatuses:     []v1.ContainerStatus{{Name: "a", Image: "busybox", State: wait, Started: &no}},
+	}
+	if d := cmp.Diff(want, pod.Status); d != "" {
+		t.Fatal(d)
+	}
+
+	o.Job = job{ID: "7", State: "RUNNING", Start: at(99)}
+	o.Journal = journal("claim 7; host n1 127.0.0.1 junk 10.0.0.1 fe80::1 10.0.0.2 fd00::1; start i 0; exit i 0 0; start a 0")
+	o.Messages = map[string]string{"i.0": "hello"}
+	pod.Status = fold(pod, o)
+	want.Phase = v1.PodRunning
+	want.StartTime = &metav1.Time{Time: at(101)}
+	want.HostIP, want.HostIPs = "10.0.0.1", []v1.HostIP{{IP: "10.0.0.1"}, {IP: "fd00::1"}}
+	want.PodIP, want.PodIPs = "10.0.0.1", []v1.PodIP{{IP: "10.0.0.1"}, {IP: "fd00::1"}}
+	want.Conditions = []v1.PodCondition{
+		scheduled,
+		cond(v1.PodReadyToStartContainers, v1.ConditionTrue, 105, "", ""),
+		cond(v1.PodInitialized, v1.ConditionTrue, 105, "", ""),
+		cond(v1.ContainersReady, v1.ConditionTrue, 105, "", ""),
+		cond(v1.PodReady, v1.ConditionFalse, 50, "ReadinessGatesNotReady", `corresponding condition of pod readiness gate "example.com/gate" does not exist.`),
+	}
+	want.InitContainerStatuses = []v1.ContainerStatus{{
+		Name: "i", Image: "busybox", ContainerID: "apptainer://u/i/0", Started: &no, Ready: true,
+		State: v1.ContainerState{Terminated: &v1.ContainerStateTerminated{
+			Reason: "Completed", Message: "hello", StartedAt: metav1.Unix(103, 0), FinishedAt: metav1.Unix(104, 0), ContainerID: "apptainer://u/i/0",
+		}},
+	}}
+	want.ContainerStatuses = []v1.ContainerStatus{{
+		Name: "a", Image: "busybox", ContainerID: "apptainer://u/a/0", Started: &yes, Ready: true,
+		State: v1.ContainerState{Running: &v1.ContainerStateRunning{StartedAt: metav1.Unix(105, 0)}},
+	}}
+	if d := cmp.Diff(want, pod.Status); d != "" {
+		t.Fatal(d)
+	}
+
+	// Somebody opens the gate; then the node fails, and its clock was ahead.
+	gate := v1.PodCondition{Type: "example.com/gate", Status: v1.ConditionTrue}
+	pod.Status.Conditions = append([]v1.PodCondition{gate}, pod.Status.Conditions...)
+	pod.Status = fold(pod, o)
+	if got := pod.Status.Conditions[5]; got.Type != v1.PodReady || got.Status != v1.ConditionTrue || got.LastTransitionTime.Unix() != 105 {
+		t.Fatalf("with its gate open: %+v", got)
+	}
+	o.Job = job{ID: "7", State: "NODE_FAIL", NodeList: "n1", End: at(90)}
+	pod.Status = fold(pod, o)
+	message := "job 7 lost its compute node on n1"
+	want.Phase, want.Reason, want.Message = v1.PodFailed, "SlurmNodeFail", message
+	want.Conditions = []v1.PodCondition{
+		gate,
+		scheduled,
+		cond(v1.PodReadyToStartContainers, v1.ConditionFalse, 105, "", ""),
+		cond(v1.PodInitialized, v1.ConditionTrue, 105, "", ""),
+		cond(v1.ContainersReady, v1.ConditionFalse, 105, "PodFailed", ""),
+		cond(v1.PodReady, v1.ConditionFalse, 105, "PodFailed", ""),
+		cond(v1.DisruptionTarget, v1.ConditionTrue, 105, "SlurmNodeFail", message),
+	}
+	a := &want.ContainerStatuses[0]
+	a.Started, a.Ready = &no, false
+	a.State = v1.ContainerState{Terminated: &v1.ContainerStateTerminated{
+		ExitCode: 137, Reason: "SlurmNodeFail", Message: message,
+		StartedAt: metav1.Unix(105, 0), FinishedAt: metav1.Unix(105, 0), ContainerID: "apptainer://u/a/0",
+	}}
+	if d := cmp.Diff(want, pod.Status); d != "" {
+		t.Fatal(d)
+	}
+
+	// A terminal phase never changes.
+	o.Journal = journal("start a 0; exit a 0 0; done 0")
+	if d := cmp.Diff(want, fold(pod, o)); d != "" {
+		t.Fatal(d)
+	}
+}
+
+func TestFoldDeadline(t *testing.T) {
+	for _, c := range []struct {
+		name     string
+		deadline int64
+		journal  string
+		job      job
+		want     string
+	}{
+		{"the job stopped itself", 2, "claim 7; start a 0; stopping 30; exit a 0 0; done 0", job{State: "RUNNING"}, "Failed DeadlineExceeded; a Completed 0"},
+		{"stopped before it", 3, "claim 7; start a 0; stopping 30; exit a 0 0; done 0", job{State: "CANCELLED"}, "Failed SlurmJobCancelled; a Completed 0"},
+		{"ended by itself after it", 2, "claim 7; start a 0; exit a 0 0; done 0", job{}, "Succeeded; a Completed 0"},
+		{"Slurm ended it", 100, "claim 7; start a 0", job{State: "TIMEOUT", Start: at(100), End: at(201)}, "Failed DeadlineExceeded; a DeadlineExceeded 137"},
+		{"a site's shorter limit", 100, "claim 7; start a 0", job{State: "TIMEOUT", Start: at(100), End: at(200)}, "Failed SlurmTimeLimit; a SlurmTimeLimit 137"},
+		{"no journal", 100, "", job{State: "TIMEOUT", Start: at(100), End: at(200)}, "Failed DeadlineExceeded; a DeadlineExceeded"},
+	} {
+		pod := foldPod(v1.RestartPolicyNever, "a")
+		pod.Spec.ActiveDeadlineSeconds = &c.deadline
+		if got := brief(fold(pod, observed{Submitted: true, Job: c.job, Journal: journal(c.journal)})); got != c.want {
+			t.Errorf("%s: %s\nwant %s", c.name, got, c.want)
+		}
+	}
+}
+
+// What is not news leaves the status as it is.
+func TestFoldWithoutNews(t *testing.T) {
+	queuedJob := observed{Submitted: true, Job: job{ID: "7", State: "PENDING", Reason: "Priority", Partition: "batch"}}
+	started := observed{Submitted: true, Job: job{ID: "7", State: "RUNNING"}, Journal: journal("claim 7; start a 0")}
+	for _, c := range []struct {
+		name      string
+		then, now observed
+		want      string
+	}{
+		{"queued, unreachable", queuedJob, observed{Submitted: true, Job: job{ID: "7", State: "CANCELLED"}, Unreachable: "timeout"}, "Pending; a SlurmPending"},
+		{"queued, knoc restarts", queuedJob, observed{Submitted: true, Job: job{ID: "7"}}, "Pending; a SlurmPending"},
+		{"queued, a new word", queuedJob, observed{Submitted: true, Job: job{ID: "7", State: "NEW_WORD"}}, "Pending; a SlurmPending"},
+		{"running, unreachable", started, observed{Unreachable: "timeout"}, "Running; a running ready"},
+		{"running, knoc restarts", started, observed{Submitted: true, Job: job{ID: "7"}}, "Running; a running ready"},
+		{"running, the journal cannot be seen", started, observed{Submitted: true, Job: job{ID: "7", State: "RUNNING"}}, "Running; a running ready"},
+	} {
+		pod := foldPod(v1.RestartPolicyAlways, "a")
+		pod.Status = fold(pod, c.then)
+		got := fold(pod, c.now)
+		if d := cmp.Diff(pod.Status, got); d != "" || brief(got) != c.want {
+			t.Errorf("%s: %s\nwant %s\n%s", c.name, brief(got), c.want, d)
+		}
+	}
+	pod := foldPod(v1.RestartPolicyAlways, "a")
+	pod.Status = fold(pod, observed{Waiting: &notYet{"X", "y"}})
+	if got := brief(fold(pod, observed{})); got != "Pending; a ContainerCreating" {
+		t.Errorf("when the wait is over: %s", got)
+	}
+}
+
+// Slurm runs a job again, with a journal of its own, against knoc's wish.
+func TestFoldRequeued(t *testing.T) {
+	first := observed{Submitted: true, Job: job{ID: "7", State: "RUNNING"}, Journal: journal("start a 0; exit a 0 3; backoff a 0 10; start a 1; start b 0; exit b 0 1")}
+	again := observed{Submitted: true, Job: job{ID: "7", State: "PENDING"}}
+	for policy, want := range map[v1.RestartPolicy][3]string{
+		v1.RestartPolicyAlways: {
+			"Running; a running last 3 restarts 1 ready; b Error 1",
+			"Pending; a SlurmPending last 3 restarts 1; b SlurmPending",
+			"Running; a running last 3 restarts 1 ready; b running ready",
+		},
+		v1.RestartPolicyNever: {
+			"Running; a running last 3 restarts 1 ready; b Error 1",
+			"Pending; a SlurmPending last 3 restarts 1; b Error 1",
+			"Running; a running last 3 restarts 1 ready; b Error 1",
+		},
+	} {
+		pod := foldPod(policy, "a b")
+		for i, o := range []observed{first, again, {Submitted: true, Journal: journal("start a 0; start b 0")}} {
+			pod.Status = fold(pod, o)
+			if got := brief(pod.Status); got != want[i] {
+				t.Errorf("%s, step %d: %s\nwant %s", policy, i, got, want[i])
+			}
+		}
+	}
+}
+
+// foldFacts are what FuzzFold makes journals of, a byte each.
+var foldFacts = []string{
+	"claim 7", "host n1 10.0.0.1", "start i 0", "exit i 0 0", "exit i 0 1", "start i 1", "exit i 1 0", "start s 0", "exit s 0 0",
+	"start a 0", "start a 0", "exit a 0 0", "exit a 0 0", "exit a 0 137", "backoff a 0 10", "start a 1", "exit a 1 0", "exit a 1 3", "exit a 2 0",
+	"start b 0", "start b 0", "exit b 0 0", "exit b 0 0", "exit b 0 3", "start x 0", "ack 1", "stopping 30", "done 0", "done 0", "done 1",
+}
+
+func FuzzFold(f *testing.F) {
+	states := []string{""}
+	for state := range slurmStates {
+		states = append(states, state)
+	}
+	slices.Sort(states)
+	random := rand.New(rand.NewPCG(1, 2))
+	for range 5000 {
+		story := make([]byte, random.IntN(12))
+		for i := range story {
+			story[i] = byte(random.Uint32())
+		}
+		f.Add(story, uint8(random.Uint32()), uint8(random.Uint32()), uint16(random.Uint32()))
+	}
+	f.Fuzz(func(t *testing.T, story []byte, cut, state uint8, how uint16) {
+		facts := make([]string, len(story))
+		for i, b := range story {
+			facts[i] = foldFacts[int(b)%len(foldFacts)]
+		}
+		policy := []v1.RestartPolicy{v1.RestartPolicyAlways, v1.RestartPolicyOnFailure, v1.RestartPolicyNever}[how%3]
+		pod := foldPod(policy, []string{"a", "a b", "i|a b", "s+ i|a"}[how/3%4])
+		if how&1024 != 0 {
+			pod.DeletionTimestamp = &metav1.Time{Time: at(90)}
+		}
+		part := observed{Submitted: true, Job: job{ID: "7", State: "RUNNING"}, Journal: journal(strings.Join(facts[:min(int(cut), len(facts))], ";"))}
+		whole := observed{Submitted: true, Job: job{ID: "7", State: states[int(state)%len(states)], End: at(300)}, Journal: journal(strings.Join(facts, ";"))}
+		if how&8192 != 0 { // run again: the newest journal is another one
+			whole.Journal = whole.Journal[min(len(part.Journal), len(whole.Journal)):]
+		}
+		whole.Lost = how&2048 != 0
+		if how&4096 != 0 {
+			whole.Unreachable = "timeout"
+		}
+		for _, o := range []observed{part, whole} {
+			before := pod.Status
+			s := fold(pod, o)
+			checkFolded(t, pod, before, s, o)
+			checkStable(t, "fuzz", pod, s, o)
+			pod.Status = s
+		}
+	})
+}
+
+// checkFolded holds a status against the journal, read in the plainest way, and
+// against the rules of the API server.
+func checkFolded(t *testing.T, pod *v1.Pod, before, s v1.PodStatus, o observed) {
+	started, done := map[string]bool{}, false
+	code := map[string]string{}
+	attempt := map[string]int32{}
+	for _, e := range o.Journal {
+		switch e.Word {
+		case "start", "exit":
+			if n := e.num(1); !started[e.Args[0]] || n > attempt[e.Args[0]] {
+				started[e.Args[0]], attempt[e.Args[0]] = true, n
+				delete(code, e.Args[0])
+			}
+			if _, seen := code[e.Args[0]]; e.Word == "exit" && e.num(1) == attempt[e.Args[0]] && !seen {
+				code[e.Args[0]] = e.Args[2]
+			}
+		case "done":
+			done = true
+		}
+		if done {
+			break
+		}
+	}
+	if terminalPhase(before.Phase) {
+		if d := cmp.Diff(before, s); d != "" {
+			t.Fatalf("a terminal status changed: %s", d)
+		}
+		return
+	}
+	for _, c := range pod.Spec.Containers {
+		if n := strings.TrimLeft(code[c.Name], "0"); s.Phase == v1.PodSucceeded && (code[c.Name] == "" || n != "" || !done) {
+			t.Fatalf("Succeeded, and container %s ended with %q (done %v)", c.Name, code[c.Name], done)
+		}
+		if s.Phase == v1.PodRunning && !started[c.Name] && len(o.Journal) > 0 {
+			t.Fatalf("Running before container %s started", c.Name)
+		}
+	}
+	if s.Phase == v1.PodRunning && len(o.Journal) == 0 && before.Phase != v1.PodRunning {
+		t.Fatal("Running without a journal")
+	}
+	if s.PodIP != "" && (len(s.PodIPs) == 0 || s.PodIPs[0].IP != s.PodIP) {
+		t.Fatalf("podIP %s, podIPs %v", s.PodIP, s.PodIPs)
+	}
+	specs := slices.Concat(pod.Spec.InitContainers, pod.Spec.Containers)
+	old := slices.Concat(before.InitContainerStatuses, before.ContainerStatuses)
+	for i, c := range slices.Concat(s.InitContainerStatuses, s.ContainerStatuses) {
+		states := 0
+		for _, set := range []bool{c.State.Running != nil, c.State.Waiting != nil, c.State.Terminated != nil} {
+			if set {
+				states++
+			}
+		}
+		if states != 1 || c.Name != specs[i].Name {
+			t.Fatalf("container %s: %+v", specs[i].Name, c)
+		}
+		if terminalPhase(s.Phase) && c.State.Running != nil {
+			t.Fatalf("container %s runs in a pod that is %s", c.Name, s.Phase)
+		}
+		if len(old) > 0 && old[i].State.Terminated != nil && c.State.Terminated == nil && !mayRestart(&specs[i], &pod.Spec, old[i].State.Terminated.ExitCode) {
+			t.Fatalf("container %s leaves the terminated state", c.Name)
+		}
+	}
+}
