@@ -1,0 +1,118 @@
+//go:build testbed
+
+package e2e
+
+import (
+	"testing"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+)
+
+func TestBasicDeletePendingCancelsTheJob(t *testing.T) {
+	t.Parallel()
+	n := newNamespace(t)
+	p := n.createOne(n.shell("pod", "true", flags("--hold")))
+	p.awaitJob()
+	p.kubectl("delete", "pod", "pod", "--timeout=60s")
+	p.noJobAlive()
+	if j := p.endedJob(); j.State[:9] != "CANCELLED" {
+		t.Errorf("job is %s, want CANCELLED", j.State)
+	}
+}
+
+// The container's own way to end counts, and the object outlives the job.
+func TestBasicDeleteRunningLetsTheContainerEnd(t *testing.T) {
+	t.Parallel()
+	n := newNamespace(t)
+	p := n.createOne(n.shell("pod", "trap 'echo got TERM; sleep 3; echo bye; exit 7' TERM; echo up; while :; do sleep 0.2; done"))
+	p.awaitLog("up")
+	p.kubectl("delete", "pod", "pod", "--wait=false")
+	p.awaitLog("got TERM")
+	if p.isGone() {
+		t.Error("the object was gone while the container was ending")
+	}
+	p.awaitGone()
+	p.noJobAlive()
+	if o := p.now(); exitCode(o, "main") != 7 {
+		t.Errorf("the last status was %+v, want exit code 7", status(o, "main"))
+	}
+}
+
+func TestDeleteKillsAfterTheGracePeriod(t *testing.T) {
+	t.Parallel()
+	n := newNamespace(t)
+	deaf := "trap '' TERM; echo up; while :; do sleep 0.2; done"
+	pods := n.create(n.shell("one", deaf), n.shell("shortened", deaf))
+	for _, p := range pods {
+		p.awaitLog("up")
+	}
+	start := time.Now()
+	pods[1].kubectl("delete", "pod", "shortened", "--grace-period=300", "--wait=false")
+	pods[0].kubectl("delete", "pod", "one", "--grace-period=1", "--timeout=120s")
+	pods[1].kubectl("delete", "pod", "shortened", "--grace-period=1", "--timeout=120s")
+	if took := time.Since(start); took > time.Minute {
+		t.Errorf("it took %v", took)
+	}
+	for _, p := range pods {
+		p.noJobAlive()
+		if o := p.now(); exitCode(o, "main") != 137 {
+			t.Errorf("%s: the last status was %+v, want exit code 137", p.name, status(o, "main"))
+		}
+	}
+}
+
+// --force takes the object away without asking anybody: knoc has to find out.
+func TestDeleteByForceLeavesNoJob(t *testing.T) {
+	t.Parallel()
+	n := newNamespace(t)
+	pods := n.create(n.shell("running", "trap '' TERM; echo up; while :; do sleep 0.2; done"), n.shell("pending", "true", flags("--hold")))
+	pods[0].awaitLog("up")
+	pods[1].awaitJob()
+	for _, p := range pods {
+		p.kubectl("delete", "pod", p.name, "--grace-period=0", "--force", "--timeout=60s")
+	}
+	for _, p := range pods {
+		until(t, "the job of pod "+p.name+" to be gone", func() bool {
+			jobs := jobsOf(t, p)[p.uid]
+			return len(jobs) == 1 && !jobs[0].alive()
+		})
+	}
+}
+
+// A pod of the same name is another pod, though the old one's job still runs.
+func TestBasicRecreatedUnderTheSameName(t *testing.T) {
+	t.Parallel()
+	n := newNamespace(t)
+	old := n.createOne(n.shell("pod", "trap '' TERM; echo up; while :; do sleep 0.2; done", counted))
+	old.awaitLog("up")
+	old.kubectl("delete", "pod", "pod", "--grace-period=0", "--force", "--timeout=60s")
+	p := n.createOne(n.shell("pod", "echo new", counted))
+	p.ranOnce()
+	if got := p.log(); got != "new\n" {
+		t.Errorf("log is %q", got)
+	}
+	until(t, "the old pod's job to be gone", func() bool { return !jobsOf(t, old)[old.uid][0].alive() })
+}
+
+// Only some of these are deleted while knoc submits them; none may leave a job.
+func TestDeleteWhileSubmitting(t *testing.T) {
+	t.Parallel()
+	n := newNamespace(t)
+	var manifests []*v1.Pod
+	for _, name := range []string{"a", "b", "c", "d", "e", "f"} {
+		manifests = append(manifests, n.shell(name, "sleep 300"))
+	}
+	pods := n.create(manifests...)
+	for i, p := range pods {
+		time.Sleep(time.Duration(i) * 100 * time.Millisecond)
+		p.kubectl("delete", "pod", p.name, "--grace-period=2", "--wait=false")
+	}
+	for _, p := range pods {
+		p.awaitGone()
+	}
+	time.Sleep(5 * time.Second) // a job that was accepted late would be here now
+	for _, p := range pods {
+		p.noJobAlive()
+	}
+}
