@@ -6,7 +6,6 @@ import (
 	"context"
 	"errors"
 	"io"
-	"log/slog"
 
 	dto "github.com/prometheus/client_model/go"
 	"github.com/virtual-kubelet/virtual-kubelet/errdefs"
@@ -14,13 +13,6 @@ import (
 	v1 "k8s.io/api/core/v1"
 	statsv1alpha1 "k8s.io/kubelet/pkg/apis/stats/v1alpha1"
 )
-
-type SSHConfig struct {
-	Address, KeyFile, PassphraseFile string
-	KnownHosts, Jumps                []string
-	StreamConnections                int
-	Logger                           *slog.Logger
-}
 
 // AnnotationJobID is the pod annotation with the id of the pod's Slurm job.
 const AnnotationJobID = "slurm-job.knoc.io/job-id"
