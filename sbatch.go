@@ -117,8 +117,8 @@ const bareFlags = "HOQVWhksuv"
 // ownedFlags are knoc's to set, or would break what knoc relies on: where the
 // job is found and writes, how often it runs, and what sbatch prints.
 var ownedFlags = []string{
-	"array", "chdir", "clusters", "comment", "error", "export", "export-file", "get-user-env", "gid", "help",
-	"ignore-pbs", "input", "job-name", "jobid", "no-requeue", "open-mode", "output", "parsable", "quiet", "requeue",
+	"array", "chdir", "clusters", "comment", "error", "export", "export-file", "external", "get-user-env", "gid", "help",
+	"ignore-pbs", "input", "job-name", "no-requeue", "open-mode", "output", "parsable", "quiet", "requeue",
 	"signal", "test-only", "uid", "usage", "verbose", "version", "wait", "wrap",
 }
 

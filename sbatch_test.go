@@ -191,3 +191,46 @@ func TestShellWords(t *testing.T) {
 		}
 	}
 }
+
+// sbatchRead reads an #SBATCH line as sbatch does: double quotes keep blanks, a
+// backslash keeps the next character, also in quotes, and # begins a comment,
+// where old versions do not look whether it is in quotes. Seen with sbatch
+// --test-only -vvvvvv of 22.05 and 26.05.
+func sbatchRead(line string, old bool) []string {
+	var words []string
+	var word []rune
+	escaped, quoted := false, rune(0)
+	for _, r := range line + " " {
+		switch {
+		case escaped:
+			word, escaped = append(word, r), false
+		case r == '\\':
+			escaped = true
+		case r == '#' && (old || quoted == 0):
+			return append(words, string(word))
+		case r == quoted && quoted != 0:
+			quoted = 0
+		case quoted == 0 && (r == '"' || r == '\'' && !old):
+			quoted = r
+		case r == ' ' && quoted == 0:
+			if len(word) > 0 {
+				words, word = append(words, string(word)), nil
+			}
+		default:
+			word = append(word, r)
+		}
+	}
+	return words
+}
+
+func TestSbatchQuote(t *testing.T) {
+	for _, s := range []string{
+		"--mem=5M", "--x=", `--x=a b#c\d"e'f$g` + "`h!~é", `--x=\`, `--x=\\"`, "--x=#", "--x=' '", "--x=  ", "--x=[a*2&b]|c(x);>", "--x=n[1-2,4]%3",
+	} {
+		for _, old := range []bool{true, false} {
+			if got := sbatchRead(sbatchQuote(s), old); len(got) != 1 || got[0] != s {
+				t.Errorf("%q is written %s and read (old %v) as %q", s, sbatchQuote(s), old, got)
+			}
+		}
+	}
+}

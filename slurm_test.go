@@ -30,7 +30,7 @@ func at(sec int64) time.Time {
 }
 
 func TestParseSqueue(t *testing.T) {
-	got, err := parseSqueue(recorded(t, "squeue-22.05.txt"))
+	got, err := parseSqueue(recorded(t, "squeue-26.05.txt"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -49,6 +49,29 @@ func TestParseSqueue(t *testing.T) {
 		{ID: "8", Name: "knoc-term", State: "RUNNING", Partition: "batch", NodeList: "n1", Start: at(1796072922)},
 		{ID: "9", Name: "knoc-timeout", State: "RUNNING", Partition: "batch", NodeList: "n1", Start: at(1796072922)},
 		{ID: "11_1", Name: "knoc-array", State: "RUNNING", Partition: "batch", NodeList: "n1", Start: at(1796072922)},
+	}
+	if d := cmp.Diff(want, got); d != "" {
+		t.Fatal(d)
+	}
+	got, err = parseSqueue(recorded(t, "squeue-22.05.txt"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	want = []job{
+		{ID: "10", Name: "knoc-cancelled", State: "CANCELLED", Partition: "batch", NodeList: "n1", Start: at(1796073831), End: at(1796073835)},
+		{ID: "11", Name: "knoc-cancelled-pending", State: "CANCELLED", Reason: "JobHeldUser", Partition: "batch", Start: at(1796073835), End: at(1796073835)},
+		{ID: "6", Name: "knoc-ok", State: "COMPLETED", Partition: "batch", NodeList: "n1", Start: at(1796073831), End: at(1796073831)},
+		{ID: "15_1", Name: "knoc-array", State: "COMPLETED", Partition: "batch", NodeList: "n2", Start: at(1796073831), End: at(1796073891)},
+		{ID: "7", Name: "knoc-fail", State: "FAILED", Reason: "NonZeroExitCode", Partition: "batch", NodeList: "n1", Start: at(1796073831), End: at(1796073831)},
+		{ID: "8", Name: "knoc-killed", State: "FAILED", Reason: "JobLaunchFailure", Partition: "batch", NodeList: "n1", Start: at(1796073831), End: at(1796073831)},
+		{ID: "19", Name: "knoc-gpu", State: "FAILED", Reason: "BadConstraints", Partition: "batch", Start: at(1796073830), End: at(1796073830)},
+		{ID: "12", Name: "knoc-oom", State: "OUT_OF_MEMORY", Reason: "OutOfMemory", Partition: "batch", NodeList: "n1", Start: at(1796073831), End: at(1796073832)},
+		{ID: "15_3", Name: "knoc-array", State: "PENDING", Reason: "JobArrayTaskLimit", Partition: "batch"},
+		{ID: "18", Name: "knoc-big", State: "PENDING", Reason: "BeginTime", Partition: "batch"},
+		{ID: "13", Name: "knoc-requeued", State: "PENDING", Reason: "job requeued in held state", Partition: "batch"},
+		{ID: "9", Name: "knoc-held", State: "PENDING", Reason: "JobHeldUser", Partition: "batch"},
+		{ID: "15_2", Name: "knoc-array", State: "RUNNING", Partition: "batch", NodeList: "n1", Start: at(1796073891)},
+		{ID: "14", Name: "knoc-timeout", State: "TIMEOUT", Reason: "TimeLimit", Partition: "batch", NodeList: "n1", Start: at(1796073831), End: at(1796073902)},
 	}
 	if d := cmp.Diff(want, got); d != "" {
 		t.Fatal(d)
@@ -81,7 +104,7 @@ func TestParseSqueueLines(t *testing.T) {
 }
 
 func TestParseSacct(t *testing.T) {
-	got, err := parseSacct(recorded(t, "sacct-22.05.txt"))
+	got, err := parseSacct(recorded(t, "sacct-26.05.txt"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -99,6 +122,17 @@ func TestParseSacct(t *testing.T) {
 		{ID: "17", Name: "knoc-array", State: "RUNNING", Partition: "batch", NodeList: "n1", Start: at(1796072922)},
 	}
 	if d := cmp.Diff(want, got); d != "" {
+		t.Fatal(d)
+	}
+	got, err = parseSacct(recorded(t, "sacct-22.05.txt"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(got) != 10 {
+		t.Fatalf("%d jobs, want 10", len(got))
+	}
+	requeued := job{ID: "13", Name: "knoc-requeued", State: "REQUEUED", Partition: "batch", NodeList: "n1"}
+	if d := cmp.Diff(requeued, got[5]); d != "" {
 		t.Fatal(d)
 	}
 }
@@ -145,12 +179,14 @@ func TestParseJobID(t *testing.T) {
 }
 
 func TestParseSinfo(t *testing.T) {
-	got, err := parseSinfo(recorded(t, "sinfo-22.05.txt"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	if d := cmp.Diff(nodeResources{Nodes: 2, CPUs: 16, MemoryMB: 16000, GPUs: map[string]int64{"nvidia.com/gpu": 4}}, got); d != "" {
-		t.Fatal(d)
+	for _, name := range []string{"sinfo-22.05.txt", "sinfo-26.05.txt"} {
+		got, err := parseSinfo(recorded(t, name))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if d := cmp.Diff(nodeResources{Nodes: 2, CPUs: 16, MemoryMB: 16000, GPUs: map[string]int64{"nvidia.com/gpu": 4}}, got); d != "" {
+			t.Fatalf("%s: %s", name, d)
+		}
 	}
 	for gres, want := range map[string]map[string]int64{
 		"(null)":                       {},
@@ -250,7 +286,7 @@ func TestEnding(t *testing.T) {
 }
 
 func FuzzParseSqueue(f *testing.F) {
-	seed, err := os.ReadFile(filepath.Join("testdata", "slurm", "squeue-22.05.txt"))
+	seed, err := os.ReadFile(filepath.Join("testdata", "slurm", "squeue-26.05.txt"))
 	if err != nil {
 		f.Fatal(err)
 	}

@@ -393,7 +393,7 @@ func FuzzFold(f *testing.F) {
 	}
 	slices.Sort(states)
 	random := rand.New(rand.NewPCG(1, 2))
-	for range 5000 {
+	for range 2000 {
 		story := make([]byte, random.IntN(12))
 		for i := range story {
 			story[i] = byte(random.Uint32())
