@@ -103,7 +103,7 @@ func (n *virtualNode) object() *v1.Node {
 	for name, q := range n.fixed {
 		capacity[name] = q
 	}
-	n.conditions = nodeConditions(state.Problem, n.conditions, metav1.Now())
+	n.conditions = nodeConditions(state, n.conditions, metav1.Now())
 	return &v1.Node{
 		ObjectMeta: metav1.ObjectMeta{Name: n.name, Labels: n.labels, Annotations: map[string]string{}},
 		Spec:       v1.NodeSpec{Taints: n.taints},
@@ -144,14 +144,17 @@ func slurmCapacity(r nodeResources) v1.ResourceList {
 // slurmctld is NetworkUnavailable: the node lifecycle controller turns it into a
 // NoSchedule taint, so that no pod comes and none is evicted, and it leaves the
 // condition itself alone. Transition times are kept where nothing changed.
-func nodeConditions(problem string, last []v1.NodeCondition, now metav1.Time) []v1.NodeCondition {
+func nodeConditions(state nodeState, last []v1.NodeCondition, now metav1.Time) []v1.NodeCondition {
 	network := v1.NodeCondition{
 		Type: v1.NodeNetworkUnavailable, Status: v1.ConditionFalse,
 		Reason: "SlurmReachable", Message: "knoc reaches the cluster over SSH and slurmctld answers",
 	}
-	if problem != "" {
+	switch {
+	case state.Problem != "":
 		network.Status, network.Reason = v1.ConditionTrue, "SlurmUnreachable"
-		network.Message = strings.Join(strings.Fields(problem), " ")
+		network.Message = strings.Join(strings.Fields(state.Problem), " ")
+	case !state.Known:
+		network.Reason, network.Message = "Starting", "slurmctld has not answered yet, and nothing has failed"
 	}
 	conditions := []v1.NodeCondition{
 		{Type: v1.NodeReady, Status: v1.ConditionTrue, Reason: "KubeletReady", Message: "knoc is posting ready status"},

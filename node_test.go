@@ -158,9 +158,9 @@ func TestNodeObject(t *testing.T) {
 
 func TestNodeConditionsKeepTransitionTimes(t *testing.T) {
 	at := func(s int64) metav1.Time { return metav1.Unix(s, 0) }
-	first := nodeConditions("", nil, at(1))
-	second := nodeConditions("down", first, at(2))
-	third := nodeConditions("down still", second, at(3))
+	first := nodeConditions(nodeState{}, nil, at(1))
+	second := nodeConditions(nodeState{Problem: "down"}, first, at(2))
+	third := nodeConditions(nodeState{Problem: "down still"}, second, at(3))
 	for i, want := range []struct{ heart, network, ready int64 }{{1, 1, 1}, {2, 2, 1}, {3, 2, 1}} {
 		for _, c := range [][]v1.NodeCondition{first, second, third}[i] {
 			transition := want.ready
