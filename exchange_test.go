@@ -412,7 +412,7 @@ func TestStreamTerminal(t *testing.T) {
 	resize := make(chan ttySize)
 	out := newWatched()
 	// Long lines and control characters in the script must pass the terminal.
-	script := "trap 'stty size' WINCH; x='" + strings.Repeat("y", 9000) + "\x03\x04\x1a'; echo ${#x}; while :; do read -r l && break; done; echo \"got $l\"; exit 5"
+	script := "x='" + strings.Repeat("y", 9000) + "\x03\x04\x1a'; echo ${#x}; while [ \"$(stty size)\" != '50 100' ]; do sleep 0.02; done; echo resized; read -r l; echo \"got $l\"; exit 5"
 	in, typed := io.Pipe()
 	done := make(chan error, 1)
 	go func() {
@@ -420,10 +420,12 @@ func TestStreamTerminal(t *testing.T) {
 	}()
 	out.wait(t, "9003\r\n")
 	resize <- ttySize{100, 50}
-	io.WriteString(typed, "\n")
-	out.wait(t, "50 100\r\n")
-	typed.Write([]byte("hi\n"))
+	out.wait(t, "resized\r\n")
+	io.WriteString(typed, "hi\n")
 	err := <-done
+	if !strings.HasSuffix(out.String(), "got hi\r\n") {
+		t.Errorf("got %q", out.String())
+	}
 	if status := (*exitError)(nil); !errors.As(err, &status) || status.Status != 5 {
 		t.Errorf("got %v; %q", err, out.String())
 	}

@@ -176,10 +176,11 @@ type link struct {
 	cause  atomic.Pointer[error]
 
 	// The pool's, under its mutex.
-	open      int       // sessions
-	fullUntil time.Time // the server refused a session
-	pinned    bool      // somebody outside holds the client
-	idle      *time.Timer
+	open       int // sessions
+	limit      int // of sessions, since the server refused one
+	limitUntil time.Time
+	pinned     bool // somebody outside holds the client
+	idle       *time.Timer
 }
 
 // liveConn remembers when the other side last said anything.

@@ -16,7 +16,8 @@ const (
 	// sessionsPerLink keeps two of sshd's default MaxSessions (10) free: it
 	// counts a session until its last process has gone, a moment longer than we do.
 	sessionsPerLink = 8
-	// refusedFor is how long a link on which sshd refused a session gets no new one.
+	// refusedFor is how long we believe that sshd allows no more sessions on a
+	// link than were open when it refused one.
 	refusedFor = 2 * time.Second
 	// idleFor is how long a link without sessions is kept.
 	idleFor = 2 * time.Minute
@@ -41,6 +42,14 @@ type pool struct {
 	backoff  wait.Backoff
 	next     time.Time
 	lastDial error
+}
+
+// room is how many sessions we would have on the link.
+func (l *link) room() int {
+	if time.Now().Before(l.limitUntil) {
+		return l.limit
+	}
+	return sessionsPerLink
 }
 
 // dialing is an attempt to connect on which several callers may wait.
@@ -69,7 +78,7 @@ func (p *pool) acquire(ctx context.Context) (*link, error) {
 			return nil, fmt.Errorf("%w: closed", errConnection)
 		}
 		for _, l := range p.links {
-			if l.open < sessionsPerLink && time.Now().After(l.fullUntil) {
+			if l.open < l.room() {
 				l.open++
 				if l.idle != nil {
 					l.idle.Stop()
@@ -222,7 +231,7 @@ func (p *pool) open(ctx context.Context, prepare func(*ssh.Session) error) (*lea
 		case errors.As(err, &refused):
 			// sshd answers so when MaxSessions is reached (session.c of OpenSSH).
 			p.mu.Lock()
-			p.refused, l.fullUntil = err, time.Now().Add(refusedFor)
+			p.refused, l.limit, l.limitUntil = err, min(l.open, l.room()-1), time.Now().Add(refusedFor)
 			p.mu.Unlock()
 		case !l.isDead(100 * time.Millisecond):
 			// The server said no, or closed this one session.
