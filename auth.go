@@ -56,6 +56,7 @@ func serveKubelet(ctx context.Context, l net.Listener, h http.Handler, logger *s
 	srv := &http.Server{
 		Handler:           h,
 		ReadHeaderTimeout: 30 * time.Second, // no timeout for bodies: exec and logs -f last for hours
+		IdleTimeout:       90 * time.Second, // as the kubelet's, between requests
 		BaseContext:       func(net.Listener) context.Context { return ctx },
 		// Port scanners and load balancers fail handshakes all day long.
 		ErrorLog: slog.NewLogLogger(logger.Handler(), slog.LevelDebug),
