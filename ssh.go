@@ -54,11 +54,10 @@ type SSHConfig struct {
 // output can delay the loop. A connection is made when it is needed, and again
 // after it was lost.
 type sshClient struct {
-	cfg        SSHConfig
-	hops       []hop // the jumps, then the login node
-	keys       *keyring
-	knownHosts []string
-	log        *slog.Logger
+	cfg  SSHConfig
+	hops []hop // the jumps, then the login node
+	keys *keyring
+	log  *slog.Logger
 
 	ctx    context.Context // ends with Close
 	cancel context.CancelFunc
@@ -135,7 +134,7 @@ func newSSH(cfg SSHConfig) (*sshClient, error) {
 	if c.keys, err = newKeyring(cfg.KeyFile, cfg.PassphraseFile); err != nil {
 		return nil, err
 	}
-	if c.knownHosts, err = knownHostsFiles(cfg.KnownHosts); err != nil {
+	if _, _, err = knownHosts(cfg.KnownHosts); err != nil {
 		return nil, err
 	}
 	c.ctx, c.cancel = context.WithCancel(context.Background())
@@ -250,7 +249,7 @@ func (c *sshClient) connect() (*link, error) {
 
 // handshake speaks SSH over conn with one hop: checks its host key, shows ours.
 func (c *sshClient) handshake(conn net.Conn, h hop) (*ssh.Client, error) {
-	check, algorithms, err := hostKeyCheck(c.knownHosts, h.addr)
+	check, algorithms, err := hostKeyCheck(c.cfg.KnownHosts, h.addr)
 	if err != nil {
 		return nil, err
 	}
@@ -273,7 +272,7 @@ func (c *sshClient) handshake(conn net.Conn, h hop) (*ssh.Client, error) {
 			return nil, refused
 		}
 		if strings.Contains(err.Error(), "unable to authenticate") {
-			return nil, fmt.Errorf("%s accepts none of the keys offered (%s): add one to ~/.ssh/authorized_keys there: %w", h, c.keys, err)
+			return nil, &authError{fmt.Sprintf("%s accepts none of the keys offered (%s): add its public key to ~/.ssh/authorized_keys there (%v)", h, c.keys, err)}
 		}
 		return nil, err
 	}

@@ -137,9 +137,9 @@ func (k *keyring) signers() (signers []ssh.Signer, done func(), err error) {
 	return nil, nil, fmt.Errorf("ssh-agent at %s: %w", k.agentAt, err)
 }
 
-// knownHostsFiles checks the files named, or finds the usual ones.
-func knownHostsFiles(named []string) ([]string, error) {
-	files := named
+// knownHosts reads the files named, or the usual ones where they exist.
+func knownHosts(named []string) (known ssh.HostKeyCallback, files []string, err error) {
+	files = named
 	if len(named) == 0 {
 		usual := []string{"/etc/ssh/ssh_known_hosts"}
 		if home, err := os.UserHomeDir(); err == nil {
@@ -151,24 +151,29 @@ func knownHostsFiles(named []string) ([]string, error) {
 			}
 		}
 	}
-	if _, err := knownhosts.New(files...); err != nil {
-		return nil, fmt.Errorf("reading the known_hosts files (%s): %w", strings.Join(files, ", "), err)
+	if known, err = knownhosts.New(files...); err != nil {
+		return nil, nil, fmt.Errorf("reading the known_hosts files (%s): %w", strings.Join(files, ", "), err)
 	}
-	return files, nil
+	return known, files, nil
 }
 
-// hostKeyError is a host key we do not trust.
-type hostKeyError struct{ msg string }
+// hostKeyError is a host key we do not trust, and authError a server that does
+// not let us in: trying again helps only after somebody has done something.
+type (
+	hostKeyError struct{ msg string }
+	authError    struct{ msg string }
+)
 
 func (e *hostKeyError) Error() string { return e.msg }
+func (e *authError) Error() string    { return e.msg }
 
 // hostKeyCheck makes what ssh.ClientConfig needs to check the host key of addr.
 // The files are read anew for each connection, so that a line added by an
 // administrator counts at the next attempt.
-func hostKeyCheck(files []string, addr string) (ssh.HostKeyCallback, []string, error) {
-	known, err := knownhosts.New(files...)
+func hostKeyCheck(named []string, addr string) (ssh.HostKeyCallback, []string, error) {
+	known, files, err := knownHosts(named)
 	if err != nil {
-		return nil, nil, fmt.Errorf("reading the known_hosts files: %w", err)
+		return nil, nil, err
 	}
 	check := func(hostname string, remote net.Addr, key ssh.PublicKey) error {
 		err := known(hostname, remote, key)

@@ -11,13 +11,15 @@ import (
 type testPTY struct{ master, slave *os.File }
 
 func openTestPTY() (*testPTY, error) {
-	master, err := os.OpenFile("/dev/ptmx", os.O_RDWR, 0)
+	// Non-blocking, so that Close ends a Read; File.Fd would undo that.
+	fd, err := unix.Open("/dev/ptmx", unix.O_RDWR|unix.O_NOCTTY|unix.O_CLOEXEC|unix.O_NONBLOCK, 0)
 	if err != nil {
-		return nil, err
+		return nil, fmt.Errorf("/dev/ptmx: %w", err)
 	}
-	n, err := unix.IoctlGetInt(int(master.Fd()), unix.TIOCGPTN)
+	master := os.NewFile(uintptr(fd), "/dev/ptmx")
+	n, err := unix.IoctlGetInt(fd, unix.TIOCGPTN)
 	if err == nil {
-		err = unix.IoctlSetPointerInt(int(master.Fd()), unix.TIOCSPTLCK, 0)
+		err = unix.IoctlSetPointerInt(fd, unix.TIOCSPTLCK, 0)
 	}
 	if err != nil {
 		master.Close()
@@ -32,5 +34,9 @@ func openTestPTY() (*testPTY, error) {
 }
 
 func (p *testPTY) resize(cols, rows uint32) {
-	unix.IoctlSetWinsize(int(p.master.Fd()), unix.TIOCSWINSZ, &unix.Winsize{Row: uint16(rows), Col: uint16(cols)})
+	if raw, err := p.master.SyscallConn(); err == nil {
+		raw.Control(func(fd uintptr) {
+			unix.IoctlSetWinsize(int(fd), unix.TIOCSWINSZ, &unix.Winsize{Row: uint16(rows), Col: uint16(cols)})
+		})
+	}
 }

@@ -46,9 +46,9 @@ type testCluster struct {
 	// Env is added to the environment of each command.
 	Env []string
 
-	HostKey ssh.Signer
-	cert    ssh.Signer
-	allowed map[string]bool
+	// HostKeys are the server's keys and certificates. KnownHostsFile has the first.
+	HostKeys []ssh.Signer
+	allowed  map[string]bool
 
 	listener net.Listener
 	refuse   atomic.Bool
@@ -61,6 +61,9 @@ type testCluster struct {
 	cutIn, cutOut int64         // bytes until the cut, -1: never
 }
 
+// The keys of whoever runs the tests are none of their business.
+func init() { os.Unsetenv("SSH_AUTH_SOCK") }
+
 // newTestCluster starts one, which ends with the test.
 func newTestCluster(t testing.TB, opts ...func(*testCluster)) *testCluster {
 	t.Helper()
@@ -69,7 +72,7 @@ func newTestCluster(t testing.TB, opts ...func(*testCluster)) *testCluster {
 		t: t, Home: filepath.Join(dir, "home"), User: "hpcuser",
 		KnownHostsFile: filepath.Join(dir, "known_hosts"), KeyFile: filepath.Join(dir, "id"),
 		Shell: []string{"/bin/sh", "-c"}, MaxSessions: 10,
-		HostKey: newTestKey(t), allowed: map[string]bool{}, conns: map[*faultConn]bool{}, cutIn: -1, cutOut: -1,
+		HostKeys: []ssh.Signer{newTestKey(t)}, allowed: map[string]bool{}, conns: map[*faultConn]bool{}, cutIn: -1, cutOut: -1,
 	}
 	c.Bin = filepath.Join(c.Home, "bin")
 	if err := os.MkdirAll(c.Bin, 0o700); err != nil {
@@ -85,7 +88,7 @@ func newTestCluster(t testing.TB, opts ...func(*testCluster)) *testCluster {
 		t.Fatal(err)
 	}
 	c.listener, c.Addr = l, l.Addr().String()
-	c.writeFile(c.KnownHostsFile, knownhosts.Line([]string{c.Addr}, c.HostKey.PublicKey())+"\n")
+	c.writeFile(c.KnownHostsFile, knownhosts.Line([]string{c.Addr}, c.HostKeys[0].PublicKey())+"\n")
 	go c.serve()
 	t.Cleanup(func() {
 		l.Close()
@@ -326,10 +329,9 @@ func (c *testCluster) serveConn(f *faultConn) {
 			return nil, nil
 		},
 	}
-	if c.cert != nil {
-		cfg.AddHostKey(c.cert)
+	for _, k := range c.HostKeys {
+		cfg.AddHostKey(k)
 	}
-	cfg.AddHostKey(c.HostKey)
 	conn, chans, reqs, err := ssh.NewServerConn(f, cfg)
 	if err != nil {
 		return
