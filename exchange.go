@@ -70,8 +70,9 @@ func remoteTTYCommand(n int, mark string) string {
 }
 
 // group makes one command of a script: a shell reads it to its end before it
-// runs any of it, so of a script that was cut on the way nothing is run.
-func group(script string) string { return "{\n" + script + "\n}\n" }
+// runs any of it, so of a script that was cut on the way nothing is run. Its
+// last byte is the brace.
+func group(script string) string { return "{\n" + script + "\n}" }
 
 // frame is one record of a script's answer.
 type frame struct {

@@ -16,8 +16,31 @@ import (
 	"time"
 )
 
-func TestExchange(t *testing.T) {
-	client := newTestCluster(t).Client()
+// forEachSh runs a test on clusters whose sh is each of those that are here:
+// bash on most of them, dash on Debian's, busybox perhaps.
+func forEachSh(t *testing.T, f func(t *testing.T, c *testCluster)) {
+	for _, sh := range []string{"sh", "bash", "dash", "busybox"} {
+		file, err := exec.LookPath(sh)
+		if err != nil && (sh == "dash" || sh == "busybox") {
+			continue // `make test` has them all
+		} else if err != nil {
+			t.Fatal(err)
+		}
+		t.Run(sh, func(t *testing.T) {
+			t.Parallel()
+			c := newTestCluster(t)
+			if err := os.Symlink(file, filepath.Join(c.Bin, "sh")); err != nil {
+				t.Fatal(err)
+			}
+			f(t, c)
+		})
+	}
+}
+
+func TestExchange(t *testing.T) { forEachSh(t, testExchange) }
+
+func testExchange(t *testing.T, c *testCluster) {
+	client := c.Client()
 	var stderr = strings.Repeat("x", 200)
 	for _, tt := range []struct {
 		name, script, in string
@@ -36,6 +59,7 @@ func TestExchange(t *testing.T) {
 		{name: "output beside the frames", script: `echo INFO; say a 1; printf '@@@'; say b 2; echo bye`, want: "a=1\nb=2\n"},
 		{name: "status", script: `say a 1; echo broken >&2; exit 75`, want: "a=1\n", status: 75, errHas: "75: broken"},
 		{name: "status of the last command", script: `false`, status: 1},
+		{name: "subshells have no end of their own", script: `(exit 3); (exit 4) & wait; say a "$(exit 5)"; true | exit 6; exit 0`, want: "a=\n"},
 		{name: "much stderr", script: `echo ` + stderr + `>&2; exit 3`, status: 3, errHas: stderr},
 		{name: "killed", script: `say a 1; kill -9 $$`, want: "a=1\n", unknown: true, errHas: `signal "KILL"`},
 		{name: "exec", script: `exec true`, unknown: true, errHas: "exit status 0"},
@@ -116,8 +140,10 @@ func TestLoginShells(t *testing.T) {
 }
 
 // Neither the script nor its data may have a size limit that a pod could reach.
-func TestExchangeSizes(t *testing.T) {
-	client := newTestCluster(t).Client()
+func TestExchangeSizes(t *testing.T) { forEachSh(t, testExchangeSizes) }
+
+func testExchangeSizes(t *testing.T, c *testCluster) {
+	client := c.Client()
 	var script strings.Builder
 	for i := range 20000 {
 		fmt.Fprintf(&script, "n=%d # filler\n", i)
@@ -135,25 +161,39 @@ func TestExchangeSizes(t *testing.T) {
 }
 
 // A script cut anywhere runs nothing, not even its first command.
-func TestScriptCut(t *testing.T) {
-	c := newTestCluster(t)
+func TestScriptCut(t *testing.T) { forEachSh(t, testScriptCut) }
+
+func testScriptCut(t *testing.T, c *testCluster) {
 	client := c.Client()
 	script := "touch \"$HOME/ran\"\n{ echo; }\ncat <<X\nx\nX\nsay a 1\n" + strings.Repeat("# filler\n", 20)
-	whole := len(group(script)) + 800 // with the prologue
-	cuts := 0
-	for n := 0; n < whole; n += 1 + n%13 {
+	prologue, err := render("prologue.sh.tmpl", struct{ Nonce string }{newNonce()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	whole := len(group(prologue + script))
+	cut := func(n int) {
+		t.Helper()
 		c.CutAfter(int64(n))
-		if _, err := runExchange(client, script, nil); errors.Is(err, errConnection) {
-			cuts++
-		} else {
-			break // n was past the script's end
+		if _, err := runExchange(client, script, nil); !errors.Is(err, errConnection) {
+			t.Fatalf("cut after %d of %d bytes: %v", n, whole, err)
 		}
+		c.waitNoSession()
 		if _, err := os.Stat(filepath.Join(c.Home, "ran")); err == nil {
-			t.Fatalf("a script cut after %d bytes was run", n)
+			t.Fatalf("a script cut after %d of %d bytes was run", n, whole)
 		}
 	}
-	if cuts < 50 {
-		t.Fatalf("only %d cuts", cuts)
+	for n := 0; n < whole; n += 1 + n%13 {
+		cut(n)
+	}
+	for n := whole - 12; n < whole; n++ {
+		cut(n)
+	}
+	c.CutAfter(-1)
+	if _, err := runExchange(client, script, nil); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := os.Stat(filepath.Join(c.Home, "ran")); err != nil {
+		t.Fatal(err)
 	}
 }
 

@@ -154,16 +154,18 @@ func (c *sshClient) Close() error {
 }
 
 // client is a connection for others to use (port-forward, the classic API). It
-// is one of the stream connections; do not close it.
+// is one of the stream connections; do not close it. A tunnel is no session for
+// sshd, so a connection full of sessions serves too.
 func (c *sshClient) client(ctx context.Context) (*ssh.Client, error) {
+	if l := c.streams.any(); l != nil {
+		return l.client, nil
+	}
 	l, err := c.streams.acquire(ctx)
 	if err != nil {
 		return nil, err
 	}
-	c.streams.mu.Lock()
-	l.pinned = true
-	c.streams.mu.Unlock()
-	c.streams.release(l)
+	defer c.streams.release(l)
+	c.streams.pin(l)
 	return l.client, nil
 }
 

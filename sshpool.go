@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"slices"
 	"sync"
 	"time"
@@ -114,7 +115,7 @@ func (p *pool) acquire(ctx context.Context) (*link, error) {
 		if d != nil {
 			dialed = d.done
 		}
-		timer := time.NewTimer(refusedFor)
+		timer := time.NewTimer(refusedFor / 20) // a limit may be over
 		select {
 		case <-dialed:
 			if d.err != nil && (alive == 0 || !p.wait) {
@@ -131,6 +132,25 @@ func (p *pool) acquire(ctx context.Context) (*link, error) {
 	}
 }
 
+// any is a living link, full or not, which is kept from now on; nil if there is
+// none.
+func (p *pool) any() *link {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if len(p.links) == 0 {
+		return nil
+	}
+	p.links[0].pinned = true
+	return p.links[0]
+}
+
+// pin keeps a link that somebody outside holds.
+func (p *pool) pin(l *link) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	l.pinned = true
+}
+
 // dial makes one more link. It does not end with the context of whoever asked
 // first: the others wait for it too.
 func (p *pool) dial(d *dialing) {
@@ -139,8 +159,12 @@ func (p *pool) dial(d *dialing) {
 	defer p.mu.Unlock()
 	p.dialing = nil
 	if err != nil {
+		level := slog.LevelWarn
+		if p.lastDial != nil && p.lastDial.Error() == err.Error() {
+			level = slog.LevelDebug // said already
+		}
 		p.lastDial, p.next = err, time.Now().Add(p.backoff.Step())
-		p.c.log.Warn("ssh connection failed", "for", p.name, "err", err, "next", time.Until(p.next).Round(time.Millisecond))
+		p.c.log.Log(p.c.ctx, level, "ssh connection failed", "for", p.name, "err", err, "next", time.Until(p.next).Round(time.Millisecond))
 	} else if p.closed {
 		l.kill(errors.New("closed"))
 		err = errors.New("closed")
@@ -232,6 +256,10 @@ func (p *pool) open(ctx context.Context, prepare func(*ssh.Session) error) (*lea
 			// sshd answers so when MaxSessions is reached (session.c of OpenSSH).
 			p.mu.Lock()
 			p.refused, l.limit, l.limitUntil = err, min(l.open, l.room()-1), time.Now().Add(refusedFor)
+			if l.open == 0 {
+				// One that has just ended, as we see it, is still being cleared away.
+				l.limitUntil = time.Now().Add(refusedFor / 20)
+			}
 			p.mu.Unlock()
 		case !l.isDead(100 * time.Millisecond):
 			// The server said no, or closed this one session.
