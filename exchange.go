@@ -409,9 +409,9 @@ func (c *sshClient) Exchange(ctx context.Context, script string, in io.Reader, e
 	if err != nil {
 		return err
 	}
-	defer s.Close()
 	g := &gate{r: in}
 	defer g.shut(true)
+	defer s.Close()
 	go func() {
 		<-s.sent
 		if in != nil {
