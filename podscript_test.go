@@ -120,8 +120,8 @@ func shContainer(name, script string, args ...string) v1.Container {
 	return v1.Container{Name: name, Image: "busybox", Command: append([]string{"sh", "-c", script, name}, args...)}
 }
 
-// work is a pod's directory, and its script while it runs.
-type work struct {
+// scriptRun is a pod's directory, and its script while it runs.
+type scriptRun struct {
 	t      *testing.T
 	base   base
 	dir    string
@@ -130,9 +130,9 @@ type work struct {
 }
 
 // stageScript writes the directory of a pod.
-func stageScript(t *testing.T, b base, pod *v1.Pod, env map[string][]envVar) *work {
+func stageScript(t *testing.T, b base, pod *v1.Pod, env map[string][]envVar) *scriptRun {
 	t.Helper()
-	w := &work{t: t, base: b, dir: filepath.Join(b.dir, string(pod.UID))}
+	w := &scriptRun{t: t, base: b, dir: filepath.Join(b.dir, string(pod.UID))}
 	for _, d := range []string{"env", "cmd", "run"} {
 		if err := os.MkdirAll(filepath.Join(w.dir, d), 0o700); err != nil {
 			t.Fatal(err)
@@ -157,20 +157,20 @@ func stageScript(t *testing.T, b base, pod *v1.Pod, env map[string][]envVar) *wo
 	return w
 }
 
-func (w *work) write(name, text string) {
+func (w *scriptRun) write(name, text string) {
 	w.t.Helper()
 	if err := os.WriteFile(filepath.Join(w.dir, name), []byte(text), 0o700); err != nil {
 		w.t.Fatal(err)
 	}
 }
 
-func (w *work) read(name string) string {
+func (w *scriptRun) read(name string) string {
 	data, _ := os.ReadFile(filepath.Join(w.dir, name))
 	return string(data)
 }
 
 // start runs the script as a job of that id, in a process group of its own.
-func (w *work) start(shell []string, job string, env ...string) {
+func (w *scriptRun) start(shell []string, job string, env ...string) {
 	w.t.Helper()
 	w.cmd = exec.Command(shell[0], append(slices.Clone(shell[1:]), filepath.Join(w.dir, "pod.sh"))...)
 	w.cmd.Env = append(os.Environ(), "PATH="+w.base.bin+":"+os.Getenv("PATH"), "SLURM_JOB_ID="+job)
@@ -184,7 +184,7 @@ func (w *work) start(shell []string, job string, env ...string) {
 }
 
 // end waits for the script and returns its exit code. It must leave no process.
-func (w *work) end() int {
+func (w *scriptRun) end() int {
 	w.t.Helper()
 	done := make(chan error, 1)
 	go func() { done <- w.cmd.Wait() }()
@@ -225,7 +225,7 @@ func processes(t *testing.T, group int) (found []string) {
 
 // facts are the journal's lines without time, claim and host. Every line must be
 // one that the provider understands.
-func (w *work) facts(journal string) []string {
+func (w *scriptRun) facts(journal string) []string {
 	w.t.Helper()
 	text := w.read(journal)
 	events := parseJournal([]byte(text))
@@ -243,7 +243,7 @@ func (w *work) facts(journal string) []string {
 }
 
 // await waits for a fact.
-func (w *work) await(fact string) {
+func (w *scriptRun) await(fact string) {
 	w.t.Helper()
 	for since := time.Now(); !strings.Contains(w.read("journal.0"), " "+fact+"\n"); time.Sleep(5 * time.Millisecond) {
 		if time.Since(since) > 30*time.Second {
@@ -254,7 +254,7 @@ func (w *work) await(fact string) {
 
 // awaitLog waits for text in a container's log: the program itself is running
 // then, not only the shell that becomes it.
-func (w *work) awaitLog(log, text string) {
+func (w *scriptRun) awaitLog(log, text string) {
 	w.t.Helper()
 	for since := time.Now(); !strings.Contains(w.read("log/"+log), text); time.Sleep(5 * time.Millisecond) {
 		if time.Since(since) > 30*time.Second {
@@ -264,7 +264,7 @@ func (w *work) awaitLog(log, text string) {
 }
 
 // command leaves a command as the provider does, by rename.
-func (w *work) command(seq int, line string) {
+func (w *scriptRun) command(seq int, line string) {
 	w.t.Helper()
 	w.write("cmd/.new", line+"\n")
 	if err := os.Rename(filepath.Join(w.dir, "cmd/.new"), filepath.Join(w.dir, fmt.Sprintf("cmd/%010d", seq))); err != nil {
@@ -272,7 +272,7 @@ func (w *work) command(seq int, line string) {
 	}
 }
 
-func (w *work) signal(s syscall.Signal) {
+func (w *scriptRun) signal(s syscall.Signal) {
 	w.t.Helper()
 	if err := w.cmd.Process.Signal(s); err != nil {
 		w.t.Fatal(err)
@@ -439,38 +439,38 @@ func TestPodScriptStop(t *testing.T) {
 	tests := []struct {
 		name       string
 		containers []v1.Container
-		do         func(w *work)
+		do         func(w *scriptRun)
 		want       []string
 		most       time.Duration // from do to the end
 	}{
-		{"scancel", []v1.Container{shContainer("a", untilTerm)}, func(w *work) {
+		{"scancel", []v1.Container{shContainer("a", untilTerm)}, func(w *scriptRun) {
 			w.awaitLog("a.0", "up")
 			w.signal(syscall.SIGTERM)
 		}, []string{"start a 0", "stopping 30", "exit a 0 4", "done 1"}, 5 * time.Second},
-		{"scancel to every process", []v1.Container{shContainer("a", untilTerm)}, func(w *work) {
+		{"scancel to every process", []v1.Container{shContainer("a", untilTerm)}, func(w *scriptRun) {
 			w.awaitLog("a.0", "up")
 			syscall.Kill(-w.cmd.Process.Pid, syscall.SIGTERM)
 		}, nil, 5 * time.Second},
-		{"command and wake-up", []v1.Container{shContainer("a", untilTerm)}, func(w *work) {
+		{"command and wake-up", []v1.Container{shContainer("a", untilTerm)}, func(w *scriptRun) {
 			w.awaitLog("a.0", "up")
 			w.command(1, "stop - 20")
 			w.signal(syscall.SIGUSR1)
 		}, []string{"start a 0", "stopping 20", "ack 0000000001", "exit a 0 4", "done 1"}, 5 * time.Second},
-		{"command without wake-up", []v1.Container{shContainer("a", untilTerm)}, func(w *work) {
+		{"command without wake-up", []v1.Container{shContainer("a", untilTerm)}, func(w *scriptRun) {
 			w.awaitLog("a.0", "up")
 			w.command(1, "stop - 20")
 		}, []string{"start a 0", "stopping 20", "ack 0000000001", "exit a 0 4", "done 1"}, 9 * time.Second},
-		{"kill after the grace period", []v1.Container{shContainer("a", `trap '' TERM; sh -c "`+ignoreAll+`"; exit $?`)}, func(w *work) {
+		{"kill after the grace period", []v1.Container{shContainer("a", `trap '' TERM; sh -c "`+ignoreAll+`"; exit $?`)}, func(w *scriptRun) {
 			w.awaitLog("a.0", "up")
 			w.command(1, "stop - 1")
 			w.signal(syscall.SIGUSR1)
 		}, []string{"start a 0", "stopping 1", "ack 0000000001", "exit a 0 137", "done 1"}, 6 * time.Second},
-		{"kill at once", []v1.Container{shContainer("a", ignoreAll)}, func(w *work) {
+		{"kill at once", []v1.Container{shContainer("a", ignoreAll)}, func(w *scriptRun) {
 			w.awaitLog("a.0", "up")
 			w.command(1, "stop - 0")
 			w.signal(syscall.SIGUSR1)
 		}, []string{"start a 0", "stopping 0", "ack 0000000001", "exit a 0 137", "done 1"}, 4 * time.Second},
-		{"shorter then longer", []v1.Container{shContainer("a", ignoreAll)}, func(w *work) {
+		{"shorter then longer", []v1.Container{shContainer("a", ignoreAll)}, func(w *scriptRun) {
 			w.awaitLog("a.0", "up")
 			w.signal(syscall.SIGTERM)
 			w.await("stopping 30")
@@ -478,7 +478,7 @@ func TestPodScriptStop(t *testing.T) {
 			w.command(4, "stop - 50")
 			w.signal(syscall.SIGUSR1)
 		}, []string{"start a 0", "stopping 30", "stopping 1", "ack 0000000003", "ack 0000000004", "exit a 0 137", "done 1"}, 6 * time.Second},
-		{"each command once", []v1.Container{shContainer("a", untilTerm)}, func(w *work) {
+		{"each command once", []v1.Container{shContainer("a", untilTerm)}, func(w *scriptRun) {
 			w.awaitLog("a.0", "up")
 			w.command(8, "dance - 1")
 			w.command(9, "stop - many")
@@ -493,11 +493,11 @@ func TestPodScriptStop(t *testing.T) {
 				time.Sleep(time.Millisecond)
 			}
 		}, []string{"start a 0", "stopping 20", "ack 0000000010", "exit a 0 4", "done 1"}, 6 * time.Second},
-		{"in the init phase", []v1.Container{shContainer("i1", untilTerm), shContainer("i2", ":"), shContainer("a", ":")}, func(w *work) {
+		{"in the init phase", []v1.Container{shContainer("i1", untilTerm), shContainer("i2", ":"), shContainer("a", ":")}, func(w *scriptRun) {
 			w.awaitLog("i1.0", "up")
 			w.signal(syscall.SIGTERM)
 		}, []string{"start i1 0", "stopping 30", "exit i1 0 4", "done 1"}, 5 * time.Second},
-		{"in a back-off", []v1.Container{shContainer("a", "exit 0")}, func(w *work) {
+		{"in a back-off", []v1.Container{shContainer("a", "exit 0")}, func(w *scriptRun) {
 			w.await("backoff a 1 2")
 			w.signal(syscall.SIGTERM)
 		}, nil, 5 * time.Second},

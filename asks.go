@@ -1,0 +1,255 @@
+package knoc
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+)
+
+// startSqueue asks for all jobs: periodically while one may be alive, and out
+// of turn when a job's state is wanted and the allowance permits.
+func (l *loop) startSqueue(now time.Time, todo plan) {
+	if l.asking || !todo.live {
+		return
+	}
+	next := l.squeueAt.Add(squeueEvery)
+	if !todo.check.IsZero() {
+		wanted := later(todo.check, l.squeueAt.Add(500*time.Millisecond))
+		if wanted = later(wanted, l.squeueBudget.when(now)); wanted.Before(next) {
+			next = wanted
+		}
+	}
+	if now.Before(next) {
+		l.at(next)
+		return
+	}
+	l.asking, l.squeueAt = true, now
+	l.squeueBudget.take(now)
+	var jobs []job
+	l.async(slurmLimit+30*time.Second, func(ctx context.Context) (err error) {
+		jobs, err = l.remote.squeue(ctx)
+		return err
+	}, func(err error) {
+		l.asking = false
+		l.slurmHeard(err)
+		if err != nil {
+			l.log.Warn("squeue", "err", err)
+			l.squeueAt = l.now().Add(5*time.Second - squeueEvery)
+			return
+		}
+		l.squeued(jobs, now)
+	})
+}
+
+// squeued takes in a whole answer of squeue that was asked for at asked.
+func (l *loop) squeued(jobs []job, asked time.Time) {
+	byUID := map[types.UID][]job{}
+	for _, j := range jobs {
+		uid, _ := strings.CutPrefix(j.Name, jobPrefix)
+		byUID[types.UID(uid)] = append(byUID[types.UID(uid)], j)
+	}
+	adopt := map[types.UID]string{}
+	for uid, w := range l.works {
+		mine := byUID[uid]
+		switch {
+		case w.busy || asked.Before(w.since) || w.jobID == "" && (w.doubt.IsZero() || asked.Before(w.doubt)):
+			continue // the answer is older than what is known
+		case w.jobID == "" && len(mine) > 0:
+			w.jobID, w.since, w.doubt = first(mine).ID, asked, time.Time{}
+			adopt[uid] = w.jobID
+			l.log.Info("found by name", "pod", w.meta.Namespace+"/"+w.meta.Name, "uid", uid, "job", w.jobID)
+		case w.jobID == "":
+			w.absent = asked
+			continue
+		}
+		listed := false
+		w.extra = nil
+		for _, j := range mine {
+			if j.ID == w.jobID {
+				listed = true
+				w.observe(j, asked)
+			} else if j.class() == queued {
+				w.extra = append(w.extra, j.ID) // accepted twice: one is enough
+			}
+		}
+		if !listed {
+			l.absent(w, asked)
+		}
+		if !w.checkAt.After(asked) {
+			w.checks++
+			w.checkAt = asked.Add(backoff(w.checks - 1))
+		}
+	}
+	l.writeDown(adopt)
+	l.hurry() // the watch reads the journals of jobs that have ended
+}
+
+// first picks the job that runs a pod where no claim tells: one that lives
+// before one that has ended, the older before the newer.
+func first(jobs []job) job {
+	best := jobs[0]
+	for _, j := range jobs[1:] {
+		better := newerJob(best.ID, j.ID)
+		if lives, bests := j.class() != ended, best.class() != ended; lives != bests {
+			better = lives
+		}
+		if better {
+			best = j
+		}
+	}
+	return best
+}
+
+// absent is for a job that squeue did not list. Once is nothing; twice, a
+// minute apart, asks sacct and scontrol. Where the journal is complete the job
+// has simply been forgotten.
+func (l *loop) absent(w *work, asked time.Time) {
+	switch {
+	case w.jobGone():
+	case w.has("done"):
+		w.ended, w.over, w.dirty = asked, true, true
+	case w.absent.IsZero():
+		w.absent = asked
+	case asked.Sub(w.absent) >= absentFor:
+		w.absentAgain = asked
+	}
+}
+
+// writeDown keeps job ids that were found by name, for the next start.
+func (l *loop) writeDown(ids map[types.UID]string) {
+	if len(ids) == 0 {
+		return
+	}
+	l.async(time.Minute, func(ctx context.Context) error { return l.remote.adopt(ctx, ids) }, func(err error) {
+		if err != nil {
+			l.log.Warn("writing down job ids that were found by name; the next start will look again", "err", err)
+		}
+	})
+}
+
+// startSacct asks the accounting database for jobs that squeue does not have:
+// submissions in doubt and jobs that may be lost. All in one question, seldom.
+func (l *loop) startSacct(now time.Time, works []*work) {
+	if len(works) == 0 || l.sacctBusy {
+		return
+	}
+	if next := l.sacctBudget.when(now); now.Before(next) {
+		l.at(next)
+		return
+	}
+	l.sacctBusy = true
+	l.sacctBudget.take(now)
+	const chunk = 100 // names in one call: its argv has a limit
+	works = works[:min(len(works), chunk)]
+	uids := make([]types.UID, len(works))
+	for i, w := range works {
+		uids[i] = w.meta.UID
+	}
+	var jobs []job
+	unknown := map[types.UID]bool{} // to scontrol
+	l.async(slurmLimit+time.Minute, func(ctx context.Context) (err error) {
+		jobs, err = l.remote.sacct(ctx, uids, 30*24*time.Hour)
+		if errors.Is(err, errNoAccounting) {
+			err = nil // so nothing is known of any job: that is an answer
+		}
+		if err != nil {
+			return err
+		}
+		for _, w := range works {
+			if w.jobID == "" {
+				continue
+			}
+			known, err := l.remote.knows(ctx, w.jobID)
+			if err != nil {
+				return err
+			}
+			unknown[w.meta.UID] = !known
+		}
+		return nil
+	}, func(err error) {
+		l.sacctBusy = false
+		if err != nil {
+			l.log.Warn("sacct: cannot tell what became of jobs that squeue does not list", "err", err)
+			return
+		}
+		l.accounted(works, jobs, unknown, now)
+	})
+}
+
+// accounted takes in sacct's answer about works.
+func (l *loop) accounted(works []*work, jobs []job, unknown map[types.UID]bool, asked time.Time) {
+	byUID := map[types.UID][]job{}
+	for _, j := range jobs {
+		uid, _ := strings.CutPrefix(j.Name, jobPrefix)
+		byUID[types.UID(uid)] = append(byUID[types.UID(uid)], j)
+	}
+	adopt := map[types.UID]string{}
+	for _, w := range works {
+		mine := byUID[w.meta.UID]
+		switch {
+		case w.busy || l.works[w.meta.UID] != w || w.absent.IsZero():
+			// it was heard of in the meantime
+		case w.jobID == "" && len(mine) > 0:
+			j := first(mine)
+			w.jobID, w.since, w.doubt = j.ID, asked, time.Time{}
+			w.observe(j, asked)
+			adopt[w.meta.UID] = j.ID
+		case w.jobID == "":
+			l.notAccepted(w)
+		default:
+			found := false
+			for _, j := range mine {
+				if j.ID == w.jobID && j.class() == ended {
+					w.observe(j, asked)
+					found = true
+				} else if j.ID == w.jobID {
+					found = true // accounting still takes it for alive: cannot tell
+				}
+			}
+			if !found && unknown[w.meta.UID] {
+				w.lost, w.dirty = true, true
+				l.log.Warn("job is lost: squeue, scontrol and sacct do not know it and its journal has no end", "pod", w.meta.Namespace+"/"+w.meta.Name, "job", w.jobID)
+			}
+		}
+	}
+	l.writeDown(adopt)
+	l.hurry()
+}
+
+// notAccepted is for a pod that Slurm turns out not to have. What sbatch
+// decides for good fails the pod with its own words; all else is tried again.
+func (l *loop) notAccepted(w *work) {
+	w.doubt, w.absent, w.retry = time.Time{}, time.Time{}, true
+	w.retryAt = l.now().Add(backoff(w.tries))
+	w.dirty = true
+	if rejected(w.trouble) {
+		w.refused = &refusal{"SlurmRejected", w.trouble}
+		l.event(w, v1.EventTypeWarning, "SlurmRejected", w.trouble)
+	}
+}
+
+// rejected says whether sbatch's error is slurmctld's decision about this very
+// job, which no later try would change (the texts are those of
+// slurm/slurm_errno.h). A limit on the number of jobs is none: it passes.
+func rejected(text string) bool {
+	if strings.Contains(text, "MaxSubmitJob") || strings.Contains(text, "MaxJobs") {
+		return false
+	}
+	for _, verdict := range []string{
+		"Invalid partition", "Invalid account", "Invalid qos", "Invalid wckey", "Invalid feature", "Invalid generic resource",
+		"Invalid node", "Invalid license", "Invalid reservation", "Requested reservation", "Requested node configuration is not available",
+		"Requested time limit", "Requested partition configuration", "More processors requested", "Memory required by task",
+		"Node count specification", "CPU count specification", "Job violates accounting/QOS policy", "group not permitted",
+		"Access/permission denied", "Memory specification", "nvalid option", "unrecognized option", "nvalid --", "Invalid numeric value",
+		"Batch script contains DOS line breaks", "Pathname of a file", "Unable to parse", "Invalid constraint", "Invalid dependency", "Job dependency problem",
+	} {
+		if strings.Contains(text, verdict) {
+			return true
+		}
+	}
+	return false
+}

@@ -1,0 +1,783 @@
+package knoc
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
+	"k8s.io/apimachinery/pkg/types"
+)
+
+// How often the loop asks Slurm. squeue is asked periodically and, when an
+// event makes its word wanted (a job was stopped, a submission is in doubt), out
+// of turn from a small allowance; so a site sees at most three a minute in the
+// long run, whatever the number of pods.
+const (
+	squeueEvery = 30 * time.Second
+	sinfoEvery  = 60 * time.Second
+	listApart   = 5 * time.Second  // two LISTs that must both lack a UID
+	resendAfter = 10 * time.Second // a status that the API does not show
+	stopSlack   = 15 * time.Second // after the grace period, before scancel
+)
+
+// loop is the state of run that no other goroutine sees.
+type loop struct {
+	*KNOCProvider
+	ctx   context.Context
+	fatal error
+
+	submitting, stopping, removing, listing, asking, sizing bool
+
+	squeueBudget, sacctBudget budget
+	squeueAt, sinfoAt, listAt time.Time // when last asked
+	stopAt, removeAt          time.Time // not before, after an error
+	sacctBusy                 bool
+	sshTrouble, slurmTrouble  string
+	apiChanged                bool
+	wakeup                    time.Time // when reconcile wants to run again
+}
+
+// budget is a token bucket.
+type budget struct {
+	tokens, burst float64
+	every         time.Duration // a token comes this often
+	at            time.Time
+}
+
+// when says from when on a token is there.
+func (b *budget) when(now time.Time) time.Time {
+	if b.at.IsZero() {
+		b.at, b.tokens = now, b.burst
+	}
+	b.tokens = min(b.burst, b.tokens+float64(now.Sub(b.at))/float64(b.every))
+	b.at = now
+	if b.tokens >= 1 {
+		return now
+	}
+	return now.Add(time.Duration((1 - b.tokens) * float64(b.every)))
+}
+
+// take spends a token; periodic calls may overdraw.
+func (b *budget) take(now time.Time) { b.when(now); b.tokens-- }
+
+// run reads the remote directories, then reconciles until ctx ends, another
+// knoc takes over (errFenced), or starting turns out to be impossible. The
+// pod informer has synced before it is called.
+func (p *KNOCProvider) run(ctx context.Context) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	defer p.ssh.Close()
+	l := &loop{KNOCProvider: p, ctx: ctx, apiChanged: true,
+		squeueBudget: budget{burst: 6, every: 20 * time.Second},
+		sacctBudget:  budget{burst: 2, every: 60 * time.Second},
+	}
+	if err := l.adopt(); err != nil {
+		return err
+	}
+	close(p.isReady)
+	go p.notifier.run(ctx)
+	go l.watch(ctx)
+	return l.loop()
+}
+
+// adopt reads the remote directories; while SSH does not answer it tries again.
+func (l *loop) adopt() error {
+	for wait := time.Second; ; wait = min(2*wait, 30*time.Second) {
+		asked := l.now()
+		all, err := l.remote.start(l.ctx)
+		if err == nil {
+			l.sshTrouble = ""
+			l.mu.Lock()
+			defer l.mu.Unlock()
+			for _, f := range all {
+				w := l.works[f.Meta.UID]
+				if w == nil {
+					w = &work{meta: f.Meta}
+					l.works[f.Meta.UID] = w
+				}
+				w.staged, w.jobID, w.dirty = true, f.JobID, true
+				w.read(f.Restart, 0, f.Journal, asked, asked)
+				w.restart = max(w.restart, f.Restart)
+				w.reported = w.jobID != ""
+			}
+			l.log.Info("adopted", "directory", l.remote.dir, "epoch", l.remote.epoch, "pods", len(all))
+			l.setState()
+			return nil
+		}
+		if l.ctx.Err() != nil {
+			return l.ctx.Err()
+		}
+		if !errors.Is(err, errConnection) || finalSSH(err) {
+			return err
+		}
+		l.log.Warn("the login node cannot be reached; trying again", "err", err, "in", wait)
+		l.mu.Lock()
+		l.sshTrouble = err.Error()
+		l.setState()
+		l.mu.Unlock()
+		select {
+		case <-l.ctx.Done():
+			return l.ctx.Err()
+		case <-time.After(wait):
+		}
+	}
+}
+
+// finalSSH says whether an error of the connection needs somebody to change
+// something: a host key that is not trusted, a key that is not accepted. At the
+// start that ends knoc; later it may be the site's fault, and pass.
+func finalSSH(err error) bool {
+	var host *hostKeyError
+	var login *authError
+	return errors.As(err, &host) || errors.As(err, &login)
+}
+
+// loop runs calls and reconciles, each time with the lock held.
+func (l *loop) loop() error {
+	timer := time.NewTimer(0)
+	defer timer.Stop()
+	for {
+		var call func()
+		select {
+		case <-l.ctx.Done():
+			return l.ctx.Err()
+		case call = <-l.calls:
+		case <-l.kicked:
+			l.apiChanged = true
+		case <-timer.C:
+		}
+		l.mu.Lock()
+		for call != nil { // all that waits, then one look at everything
+			call()
+			select {
+			case call = <-l.calls:
+			default:
+				call = nil
+			}
+		}
+		now := l.now()
+		l.wakeup = now.Add(time.Second)
+		if l.fatal == nil {
+			l.reconcile(now)
+		}
+		wakeup, fatal := l.wakeup, l.fatal
+		l.mu.Unlock()
+		if fatal != nil {
+			return fatal
+		}
+		timer.Reset(max(10*time.Millisecond, wakeup.Sub(l.now())))
+	}
+}
+
+// post has the loop run f. Only goroutines other than the loop's may call it.
+func (p *KNOCProvider) post(ctx context.Context, f func()) {
+	select {
+	case p.calls <- f:
+	case <-ctx.Done():
+	}
+}
+
+// async runs an exchange apart from the loop and its result within.
+func (l *loop) async(limit time.Duration, exchange func(ctx context.Context) error, then func(err error)) {
+	go func() {
+		ctx, cancel := context.WithTimeout(l.ctx, limit)
+		defer cancel()
+		err := exchange(ctx)
+		l.post(l.ctx, func() {
+			if errors.Is(err, errFenced) {
+				l.fatal = err
+				return
+			}
+			l.heard(err)
+			then(err)
+		})
+	}()
+}
+
+// heard keeps what an exchange tells of the connection.
+func (l *loop) heard(err error) {
+	trouble := ""
+	if errors.Is(err, errConnection) {
+		trouble = err.Error()
+	}
+	if trouble != l.sshTrouble {
+		l.sshTrouble = trouble
+		l.setState()
+	}
+}
+
+// setState publishes the cluster's state for the node object.
+func (l *loop) setState() {
+	problem := l.sshTrouble
+	if problem == "" {
+		problem = l.slurmTrouble
+	}
+	if problem != l.state.Problem {
+		if problem != "" {
+			l.log.Warn("the cluster cannot be asked; pods keep their status", "err", problem)
+		} else {
+			l.log.Info("the cluster answers again")
+		}
+		for _, w := range l.works {
+			w.dirty = true
+		}
+		l.state.Problem = problem
+	}
+	l.changed()
+}
+
+// at asks for reconcile to run no later than then.
+func (l *loop) at(then time.Time) {
+	if then.Before(l.wakeup) {
+		l.wakeup = then
+	}
+}
+
+// reconcile compares, decides, and starts what must be done. It never blocks.
+func (l *loop) reconcile(now time.Time) {
+	if l.apiChanged && l.api != nil {
+		l.apiChanged = false
+		l.syncAPI()
+	}
+	var todo plan
+	for _, w := range l.works {
+		l.decide(w, now, &todo)
+	}
+	l.startSubmit(todo.submit)
+	l.startStop(todo)
+	l.startRemove(todo.remove)
+	l.startList(now, todo.list)
+	l.startSqueue(now, todo)
+	l.startSacct(now, todo.sacct)
+	l.startSinfo(now)
+	for _, w := range l.works {
+		l.publish(w, now)
+	}
+}
+
+// plan collects what decide finds to do, so that one exchange serves all pods.
+type plan struct {
+	submit   []*work
+	commands []command
+	cancel   []string // jobs to be cancelled outright
+	pending  []string // jobs to be cancelled unless they have started
+	remove   []*work
+	sacct    []*work
+	list     bool
+	live     bool      // some job may be alive
+	check    time.Time // when squeue's word is wanted; zero: not
+}
+
+func (t *plan) wantSqueue(at time.Time) {
+	if t.check.IsZero() || at.Before(t.check) {
+		t.check = at
+	}
+}
+
+// syncAPI takes in the informer's pods.
+func (l *loop) syncAPI() {
+	seen := map[types.UID]bool{}
+	for _, pod := range l.api.Pods() {
+		seen[pod.UID] = true
+		w := l.works[pod.UID]
+		if w == nil {
+			if terminalPhase(pod.Status.Phase) || !validUID(pod.UID) {
+				continue // ended before, and its directory is gone
+			}
+			w = &work{meta: metaOf(pod)}
+			if id := pod.Annotations[AnnotationJobID]; id != "" {
+				// It was submitted once and its directory is gone: whatever
+				// became of it, it must not run a second time.
+				w.jobID, w.reported = id, true
+			}
+			l.works[pod.UID] = w
+		}
+		if w.pod != pod {
+			w.pod, w.dirty, w.absentLists = pod, true, 0
+		}
+	}
+	for uid, w := range l.works {
+		if w.pod != nil && !seen[uid] {
+			w.pod, w.dirty = nil, true
+		}
+	}
+}
+
+// decide is the heart of knoc: what is to be done about one pod now.
+func (l *loop) decide(w *work, now time.Time, todo *plan) {
+	if w.removing || w.busy {
+		return
+	}
+	todo.pending = append(todo.pending, w.extra...)
+	if l.api != nil && w.pod == nil && !w.orphan && !w.deleted {
+		todo.list = true // the informer may have missed it, or be behind
+	}
+	switch {
+	case w.deleting() && (!w.staged && !w.unsure && w.jobID == "" || w.refused != nil || w.jobGone()):
+		l.finish(w, now, todo)
+
+	case w.deleted && w.pod == nil && !w.staged && !w.unsure:
+		delete(l.works, w.meta.UID)
+
+	case w.deleted && w.pod == nil:
+		todo.remove = append(todo.remove, w)
+
+	case w.refused != nil || w.jobGone():
+		// nothing more will happen; the directory stays for its logs
+
+	case w.jobID == "" && w.doubt.IsZero():
+		// Slurm does not have it, as far as is known.
+		switch {
+		case w.deleting() && w.sealed:
+			l.finish(w, now, todo)
+		case w.pod == nil && !w.deleting():
+			// an orphan in a moment
+		case now.Before(w.retryAt):
+			l.at(w.retryAt)
+		default:
+			todo.submit = append(todo.submit, w)
+		}
+
+	case w.jobID == "":
+		// In doubt: squeue asked after the doubt began finds it by name, or
+		// else sacct does (see squeued and accounted).
+		todo.live = true
+		if w.absent.IsZero() {
+			todo.wantSqueue(later(w.doubt.Add(2*time.Second), w.checkAt))
+		} else {
+			todo.sacct = append(todo.sacct, w)
+		}
+
+	default:
+		todo.live = true
+		if w.deleting() {
+			l.stopWork(w, now, todo)
+		}
+		l.follow(w, now, todo)
+	}
+}
+
+// follow wants Slurm's word on a submitted job at the moments when the journal
+// cannot tell.
+func (l *loop) follow(w *work, now time.Time, todo *plan) {
+	switch {
+	case !w.absentAgain.IsZero():
+		todo.sacct = append(todo.sacct, w) // is it lost?
+	case !w.absent.IsZero():
+		todo.wantSqueue(w.absent.Add(absentFor))
+	case w.has("done") || w.deleting() && !w.stopSent.IsZero():
+		// It ends at any moment, or has: a deletion waits for that.
+		// And fold may need Slurm's word on how: see OOMKilled and stopping.
+		if w.deleting() || !terminalPhase(w.status.Phase) {
+			todo.wantSqueue(w.checkAt)
+		}
+	case w.claim() == "" && w.job.State == "":
+		todo.wantSqueue(w.checkAt) // queued? tell why
+	}
+}
+
+// stopWork ends a job: queued ones are cancelled, running ones are told to stop
+// with their grace period and cancelled when they do not.
+func (l *loop) stopWork(w *work, now time.Time, todo *plan) {
+	grace := w.grace()
+	deadline := w.stopSent.Add(time.Duration(w.stopGrace)*time.Second + stopSlack)
+	switch {
+	case w.stopSent.IsZero() || grace < w.stopGrace:
+		if w.claim() != "" {
+			todo.commands = append(todo.commands, command{string(w.meta.UID), w.jobID, "stop", "-", grace})
+		} else {
+			// It may start at this very moment: then it finds the command.
+			if w.staged {
+				todo.commands = append(todo.commands, command{string(w.meta.UID), w.jobID, "stop", "-", grace})
+			}
+			todo.pending = append(todo.pending, w.jobID)
+		}
+	case !now.Before(later(deadline, w.cancelSent.Add(30*time.Second))):
+		todo.cancel = append(todo.cancel, w.jobID)
+	default:
+		l.at(later(deadline, w.cancelSent.Add(30*time.Second)))
+	}
+}
+
+// finish ends a deletion: the API object goes once it shows how the pod ended
+// (or after a few seconds), the directory after the object.
+func (l *loop) finish(w *work, now time.Time, todo *plan) {
+	if !w.ended.IsZero() && !w.over && now.Before(w.ended.Add(5*time.Second)) {
+		l.at(w.ended.Add(5 * time.Second)) // the journal's last lines are on their way
+		return
+	}
+	if w.pod == nil || w.orphan || l.api == nil {
+		w.deleted = true
+		if w.pod != nil && l.api == nil {
+			// The classic API has no object of its own: virtual-kubelet
+			// removes it when it sees the terminal status.
+			l.publish(w, now)
+		}
+		todo.remove = append(todo.remove, w)
+		return
+	}
+	// Whoever waits for this pod wants to see how it ended: the status goes
+	// first, though not for ever.
+	if w.staged && (w.dirty || !w.shown() && (w.notified.IsZero() || now.Before(w.notified.Add(3*time.Second)))) {
+		l.at(later(now, w.notified.Add(3*time.Second)))
+		return
+	}
+	if w.deleted {
+		return // the informer will tell
+	}
+	if now.Before(w.retryAt) {
+		l.at(w.retryAt)
+		return
+	}
+	w.busy = true
+	pod := w.pod
+	go func() {
+		ctx, cancel := context.WithTimeout(l.ctx, 30*time.Second)
+		defer cancel()
+		err := l.api.Delete(ctx, pod)
+		l.post(l.ctx, func() {
+			w.busy = false
+			if err != nil {
+				l.log.Warn("deleting a pod whose job is gone; trying again", "pod", pod.Namespace+"/"+pod.Name, "err", err)
+				w.retryAt = l.now().Add(2 * time.Second)
+				return
+			}
+			w.deleted = true
+		})
+	}()
+}
+
+func later(a, b time.Time) time.Time {
+	if a.After(b) {
+		return a
+	}
+	return b
+}
+
+// publish folds what is known into a status and has virtual-kubelet send it,
+// again and again until the API server shows it.
+func (l *loop) publish(w *work, now time.Time) {
+	if w.pod == nil || w.deleted && l.api != nil {
+		return
+	}
+	if w.dirty {
+		w.dirty = false
+		status := fold(w.pod, w.view(l.state.Problem))
+		if w.status.Phase != status.Phase && status.Phase != "" {
+			l.log.Info("pod", "pod", w.pod.Namespace+"/"+w.pod.Name, "phase", status.Phase, "reason", status.Reason, "job", w.jobID)
+		}
+		if !equality.Semantic.DeepEqual(status, w.status) {
+			w.status, w.notified = status, time.Time{}
+		}
+		if w.jobID != "" && !w.reported {
+			w.reported = true
+			l.event(w, v1.EventTypeNormal, "Submitted", "Submitted as Slurm job "+w.jobID+inPartition(l.cfg.Partition))
+			w.notified = time.Time{}
+		}
+	}
+	if w.status.Phase == "" || terminalPhase(w.pod.Status.Phase) || w.shown() {
+		return
+	}
+	if again := w.notified.Add(resendAfter); now.Before(again) {
+		l.at(again)
+		return
+	}
+	w.notified = now
+	l.notifier.send(w.podWithStatus())
+}
+
+func inPartition(partition string) string {
+	if partition == "" {
+		return ""
+	}
+	return " in partition " + partition
+}
+
+func (l *loop) event(w *work, eventtype, reason, message string) {
+	if l.api != nil && w.pod != nil {
+		l.api.Event(w.pod, eventtype, reason, message)
+	}
+}
+
+// backoff is how long to wait before the n-th try: 1 s doubling to 30 s.
+func backoff(n int) time.Duration {
+	return min(time.Second<<min(n, 5), 30*time.Second)
+}
+
+// startSubmit stages and submits all pods that wait, in one exchange; what
+// arrives in the meantime goes into the next.
+func (l *loop) startSubmit(works []*work) {
+	if len(works) == 0 || l.submitting {
+		return
+	}
+	l.submitting = true
+	pods := map[types.UID]*v1.Pod{} // those whose files must be made
+	var list []submission
+	for _, w := range works {
+		w.busy = true
+		switch {
+		case w.deleting():
+			list = append(list, submission{UID: w.meta.UID, Action: actionSeal})
+		case w.retry:
+			list = append(list, submission{UID: w.meta.UID, Action: actionRetry})
+		case w.staged:
+			list = append(list, submission{UID: w.meta.UID, Action: actionSubmit})
+		default:
+			pods[w.meta.UID] = w.pod
+		}
+	}
+	var stagings map[types.UID]staging
+	var answers map[types.UID]reply
+	l.async(10*time.Minute, func(ctx context.Context) (err error) {
+		stagings = l.stageAll(ctx, pods)
+		for uid, s := range stagings {
+			if s.err == nil {
+				list = append(list, submission{uid, s.files, actionSubmit})
+			}
+		}
+		if len(list) > 0 {
+			answers, err = l.remote.submit(ctx, list)
+		}
+		return err
+	}, func(err error) {
+		l.submitting = false
+		now := l.now()
+		for _, w := range works {
+			w.busy, w.dirty = false, true
+			s, isNew := stagings[w.meta.UID]
+			if isNew && w.tries == 0 {
+				for _, text := range s.ignored {
+					l.event(w, v1.EventTypeWarning, "FieldIgnored", text)
+				}
+			}
+			if isNew && s.err != nil {
+				l.notStaged(w, s.err, now)
+				continue
+			}
+			a, answered := answers[w.meta.UID]
+			l.answered(w, a, answered, err, now)
+		}
+		l.hurry()
+	})
+}
+
+// notStaged is for a pod whose files could not be made: it can never run, or
+// not yet.
+func (l *loop) notStaged(w *work, err error, now time.Time) {
+	w.tries++
+	w.retryAt = now.Add(backoff(w.tries))
+	w.waiting = nil
+	var never *refusal
+	var notNow *notYet
+	switch {
+	case errors.As(err, &never):
+		w.refused = never
+		l.event(w, v1.EventTypeWarning, never.Reason, never.Message)
+	case errors.As(err, &notNow):
+		// As a kubelet: what a volume lacks is an event only, what the
+		// environment lacks is the container's waiting reason too.
+		reason, waiting := "Failed", *notNow
+		if notNow.Reason == "FailedMount" {
+			reason, waiting.Reason = "FailedMount", "ContainerCreating"
+		}
+		if w.tries == 1 {
+			l.event(w, v1.EventTypeWarning, reason, notNow.Message)
+		}
+		w.waiting = &waiting
+		w.retryAt = now.Add(min(backoff(w.tries), 4*time.Second)) // healed within seconds
+	default:
+		w.waiting = &notYet{"StagingFailed", err.Error()}
+	}
+}
+
+// answered takes in what an exchange told of one pod's submission.
+func (l *loop) answered(w *work, a reply, told bool, err error, now time.Time) {
+	w.waiting, w.retry, w.checks = nil, false, 0
+	w.tries++
+	w.retryAt = now.Add(backoff(w.tries))
+	if !told {
+		// Cut somewhere. To ask again is safe: what is there stays, and sbatch
+		// is not called twice.
+		w.unsure, w.trouble = true, "the exchange was cut"
+		if err != nil {
+			w.trouble = err.Error()
+		}
+		l.log.Warn("submission was cut; trying again", "pod", w.meta.Namespace+"/"+w.meta.Name, "uid", w.meta.UID, "err", w.trouble)
+		return
+	}
+	w.unsure, w.staged, w.trouble, w.doubt = false, a.outcome != unstaged, "", time.Time{}
+	switch a.outcome {
+	case submitted:
+		w.jobID, w.tries = a.Text, 0
+		w.since, w.checkAt = now, now.Add(3*time.Second)
+		l.log.Info("submitted", "pod", w.meta.Namespace+"/"+w.meta.Name, "uid", w.meta.UID, "job", w.jobID)
+	case sealed:
+		w.sealed, w.retryAt = true, time.Time{}
+	case inDoubt:
+		w.doubt, w.trouble, w.absent = now, a.Text, time.Time{}
+	case staged:
+		w.trouble = "not submitted yet: sbatch fails for other pods"
+	case unstaged:
+		w.trouble = "the login node could not write the pod's files: " + a.Text
+	}
+	if w.trouble != "" {
+		l.log.Warn("submission failed", "pod", w.meta.Namespace+"/"+w.meta.Name, "uid", w.meta.UID, "in doubt", a.outcome == inDoubt, "err", w.trouble)
+	}
+}
+
+// startStop sends commands and cancels, for all pods in one exchange.
+func (l *loop) startStop(todo plan) {
+	if l.stopping || len(todo.commands)+len(todo.cancel)+len(todo.pending) == 0 {
+		return
+	}
+	if l.now().Before(l.stopAt) {
+		l.at(l.stopAt)
+		return
+	}
+	l.stopping = true
+	l.async(3*time.Minute, func(ctx context.Context) error {
+		return l.remote.stop(ctx, todo.commands, todo.cancel, todo.pending)
+	}, func(err error) {
+		l.stopping = false
+		now := l.now()
+		// scancel's status tells nothing of a single job: what squeue says of
+		// it counts. Only an exchange that was cut is sent again.
+		if exit := (*exitError)(nil); err != nil && !errors.As(err, &exit) {
+			l.stopAt = now.Add(2 * time.Second)
+			return
+		}
+		for _, w := range l.works {
+			for _, c := range todo.commands {
+				if c.UID == string(w.meta.UID) {
+					w.stopSent, w.stopGrace = now, c.Number
+					w.checkAt, w.checks = now.Add(700*time.Millisecond), 0
+				}
+			}
+			w.extra = nil // squeue will show those that are still there
+			if slices.Contains(todo.pending, w.jobID) {
+				w.stopSent, w.stopGrace = now, w.grace()
+				w.checkAt, w.checks = now.Add(300*time.Millisecond), 0
+			}
+			if slices.Contains(todo.cancel, w.jobID) {
+				w.cancelSent, w.checkAt, w.checks = now, now.Add(time.Second), 0
+			}
+		}
+		l.hurry()
+	})
+}
+
+// startRemove removes directories of pods that are gone.
+func (l *loop) startRemove(works []*work) {
+	if len(works) == 0 || l.removing {
+		return
+	}
+	if l.now().Before(l.removeAt) {
+		l.at(l.removeAt)
+		return
+	}
+	l.removing = true
+	var uids, gone []types.UID
+	for _, w := range works {
+		w.removing = true
+		uids = append(uids, w.meta.UID)
+	}
+	l.async(5*time.Minute, func(ctx context.Context) (err error) {
+		gone, err = l.remote.remove(ctx, uids)
+		return err
+	}, func(err error) {
+		l.removing = false
+		for _, uid := range gone {
+			delete(l.works, uid)
+		}
+		for _, w := range works {
+			w.removing = false
+		}
+		if err != nil || len(gone) < len(uids) {
+			l.removeAt = l.now().Add(5 * time.Second)
+			l.log.Warn("removing directories of pods that are gone; trying again", "pods", len(uids)-len(gone), "err", err)
+		}
+	})
+}
+
+// startList asks the API server itself for pods that the informer does not have.
+func (l *loop) startList(now time.Time, wanted bool) {
+	if !wanted || l.listing || l.api == nil {
+		return
+	}
+	if next := l.listAt.Add(listApart); now.Before(next) {
+		l.at(next)
+		return
+	}
+	l.listing, l.listAt = true, now
+	go func() {
+		ctx, cancel := context.WithTimeout(l.ctx, 30*time.Second)
+		defer cancel()
+		pods, err := l.api.List(ctx)
+		l.post(l.ctx, func() {
+			l.listing = false
+			if err != nil {
+				l.log.Warn("listing the node's pods", "err", err)
+				return
+			}
+			has := map[types.UID]bool{}
+			for _, pod := range pods {
+				has[pod.UID] = true
+			}
+			for uid, w := range l.works {
+				if w.pod != nil || w.orphan || has[uid] {
+					w.absentLists = 0
+					continue
+				}
+				if w.absentLists++; w.absentLists >= 2 {
+					w.orphan = true
+					l.log.Info("pod is gone from the API; ending its job", "pod", w.meta.Namespace+"/"+w.meta.Name, "uid", uid, "job", w.jobID)
+				}
+			}
+		})
+	}()
+}
+
+// startSinfo keeps the node's capacity, and is the heartbeat of slurmctld when
+// no job asks for squeue.
+func (l *loop) startSinfo(now time.Time) {
+	if next := l.sinfoAt.Add(sinfoEvery); l.sizing || now.Before(next) {
+		l.at(next)
+		return
+	}
+	l.sizing, l.sinfoAt = true, now
+	var resources nodeResources
+	l.async(slurmLimit+30*time.Second, func(ctx context.Context) (err error) {
+		resources, err = l.remote.sinfo(ctx, l.cfg.Partition)
+		return err
+	}, func(err error) {
+		l.sizing = false
+		if err != nil {
+			l.sinfoAt = l.now().Add(10*time.Second - sinfoEvery)
+		}
+		l.slurmHeard(err)
+		if err == nil {
+			l.state.Resources, l.state.Known = resources, true
+			l.setState()
+		}
+	})
+}
+
+// slurmHeard keeps what a Slurm command tells of slurmctld.
+func (l *loop) slurmHeard(err error) {
+	trouble := ""
+	if e := (*slurmError)(nil); errors.As(err, &e) {
+		trouble = e.Error()
+	} else if err != nil {
+		return // of SSH, or of a parser: nothing about slurmctld
+	}
+	if trouble != l.slurmTrouble {
+		l.slurmTrouble = trouble
+		l.setState()
+	}
+}
+
+// hurry has the watch look now, since something is about to happen.
+func (l *loop) hurry() { poke(l.look) }

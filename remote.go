@@ -1,0 +1,417 @@
+package knoc
+
+import (
+	"archive/tar"
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"log/slog"
+	"regexp"
+	"strconv"
+	"strings"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+)
+
+// Exit statuses of knoc's own scripts, from sysexits.h where one fits.
+const (
+	exitUnavailable = 69 // EX_UNAVAILABLE: a command is missing
+	exitCantCreate  = 73 // EX_CANTCREAT: the remote directory cannot be used
+	exitFenced      = 75 // EX_TEMPFAIL: another knoc has a higher epoch
+	exitForeign     = 78 // EX_CONFIG: the directory belongs to another cluster
+)
+
+const (
+	submitParallel = 4                // sbatch at a time; slurmctld is fastest with a few
+	sbatchLimit    = 60 * time.Second // sbatch itself gives up after about 10 s without slurmctld
+	lockLimit      = 2 * sbatchLimit  // a call of sbatch this old is over
+	slurmLimit     = 60 * time.Second // any other Slurm command
+)
+
+// remote is one node's directory on the cluster and the exchanges that read and
+// change it. It keeps no state but what start told it; all of it may be called
+// from any goroutine after start.
+type remote struct {
+	ssh   *sshClient
+	node  string // Kubernetes node name
+	base  string // directory name: <node>-<cluster id>
+	root  string // --remote-dir
+	log   *slog.Logger
+	dir   string // absolute path of base, told by start
+	epoch string
+	user  string // who we are on the login node
+}
+
+// podMeta is the file meta of a pod's directory: what a knoc that starts must
+// know of a pod that the API server may no longer have. It holds no secrets.
+type podMeta struct {
+	Namespace      string    `json:"namespace"`
+	Name           string    `json:"name"`
+	UID            types.UID `json:"uid"`
+	InitContainers []string  `json:"init,omitempty"`
+	Containers     []string  `json:"containers"`
+	// Grace is terminationGracePeriodSeconds, used when the object is gone.
+	Grace int64 `json:"grace"`
+}
+
+func metaOf(pod *v1.Pod) podMeta {
+	m := podMeta{Namespace: pod.Namespace, Name: pod.Name, UID: pod.UID, Grace: gracePeriod(pod)}
+	for _, c := range pod.Spec.InitContainers {
+		m.InitContainers = append(m.InitContainers, c.Name)
+	}
+	for _, c := range pod.Spec.Containers {
+		m.Containers = append(m.Containers, c.Name)
+	}
+	return m
+}
+
+// found is one pod's directory as start finds it.
+type found struct {
+	Meta    podMeta
+	JobID   string // "" when no submission is known to have been accepted
+	Restart int
+	Journal []byte // of the newest restart count
+}
+
+// remoteDirPattern is what the absolute path of the remote directory may hold:
+// it stands in #SBATCH lines, in --mount options and in file name patterns of
+// Slurm, each with special characters of its own.
+var remoteDirPattern = regexp.MustCompile(`^[A-Za-z0-9._/@+-]+$`)
+
+// start takes the next epoch and returns what is already there. An error that
+// is not errConnection is final: trying again would not mend it.
+func (r *remote) start(ctx context.Context) ([]found, error) {
+	script, err := render("start.sh.tmpl", map[string]any{"Node": r.node, "Root": r.root, "Base": r.base})
+	if err != nil {
+		return nil, err
+	}
+	var all []found
+	err = r.ssh.Exchange(ctx, script, nil, func(name string, body []byte) error {
+		last := len(all) - 1
+		kind, rest, _ := strings.Cut(name, ".")
+		switch kind {
+		case "dir":
+			r.dir = string(body)
+		case "epoch":
+			r.epoch = string(body)
+		case "user":
+			r.user = string(body)
+		case "pod":
+			var f found
+			if err := json.Unmarshal(body, &f.Meta); err != nil || !validUID(f.Meta.UID) {
+				r.log.Warn("ignoring a directory whose meta cannot be read", "meta", string(body), "err", err)
+				f.Meta = podMeta{} // the records that follow belong to it
+			}
+			all = append(all, f)
+		case "job":
+			all[last].JobID, err = parseJobID(body)
+			return err
+		case "claim":
+			if all[last].JobID == "" {
+				all[last].JobID = string(body)
+			}
+		case "journal":
+			all[last].Restart, _ = strconv.Atoi(rest)
+			all[last].Journal = bytes.Clone(body)
+		}
+		return nil
+	})
+	if exit := (*exitError)(nil); errors.As(err, &exit) {
+		switch exit.Status {
+		case exitUnavailable, exitCantCreate, exitForeign:
+			return nil, fmt.Errorf("remote directory %s on the login node: %s", r.root, strings.TrimSpace(exit.Stderr))
+		}
+	}
+	if err != nil {
+		return nil, err
+	}
+	if !remoteDirPattern.MatchString(r.dir) {
+		return nil, fmt.Errorf("remote directory %q: only letters, digits and ._/@+- may be in its path; set --remote-dir to another one", r.dir)
+	}
+	kept := all[:0]
+	for _, f := range all {
+		if f.Meta.UID != "" {
+			kept = append(kept, f)
+		}
+	}
+	return kept, nil
+}
+
+// validUID says whether a pod UID can be the name of a directory and of a job.
+// The API server's are UUIDs; static pods' are hashes.
+func validUID(uid types.UID) bool {
+	return uidPattern.MatchString(string(uid))
+}
+
+var uidPattern = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9-]{0,62}$`)
+
+// What submit is to do about one pod; see submit.sh.
+const (
+	actionSubmit = "submit" // call sbatch, if it was not called before
+	actionRetry  = "retry"  // call it again: Slurm was asked and has no such job
+	actionSeal   = "seal"   // make sure that it is never called
+)
+
+// submission is one pod for submit. Files are those of its directory but ready;
+// nil when the directory is on the cluster already.
+type submission struct {
+	UID    types.UID
+	Files  []file
+	Action string
+}
+
+// outcome is what submit found of one pod.
+type outcome int
+
+const (
+	unstaged  outcome = iota // its directory is not on the cluster
+	staged                   // it is, and sbatch was not called
+	sealed                   // sbatch was not called and never will be
+	inDoubt                  // sbatch was called and told no job id: Slurm may have it all the same
+	submitted                // sbatch told the job id
+)
+
+// reply is an outcome with its job id, or what sbatch or tar said.
+type reply struct {
+	outcome
+	Text string
+}
+
+// submit stages pods and submits each once, or seals it. When the error is not
+// nil, nothing is known of any pod that the answers do not have; to call submit
+// again for it is safe.
+func (r *remote) submit(ctx context.Context, pods []submission) (map[types.UID]reply, error) {
+	var stream bytes.Buffer
+	if err := writeTar(&stream, pods, ".new-"+r.epoch); err != nil {
+		return nil, err
+	}
+	type pod struct{ UID, Action string }
+	var list []pod
+	for _, p := range pods {
+		list = append(list, pod{string(p.UID), p.Action})
+	}
+	answers := map[types.UID]reply{}
+	err := r.change(ctx, "submit.sh.tmpl", map[string]any{
+		"Pods": list, "Parallel": submitParallel,
+		"SbatchSeconds": int(sbatchLimit.Seconds()), "LockSeconds": int(lockLimit.Seconds()),
+	}, &stream, func(name string, body []byte) error {
+		kind, uid, _ := strings.Cut(name, ".")
+		a := reply{Text: strings.TrimSpace(string(body))}
+		switch kind {
+		case "job":
+			id, err := parseJobID(body)
+			if a.outcome = submitted; err != nil {
+				a.outcome, id = inDoubt, err.Error()
+			}
+			a.Text = id
+		case "error":
+			a.outcome = inDoubt
+		case "sealed":
+			a.outcome = sealed
+		case "staged":
+			a.outcome = staged
+		case "unstaged":
+			a.outcome = unstaged
+		default:
+			return nil
+		}
+		answers[types.UID(uid)] = a
+		return nil
+	})
+	return answers, err
+}
+
+// writeTar writes one directory per pod, its member ready last: what the
+// remote side takes as the sign of a whole pod.
+func writeTar(w io.Writer, pods []submission, suffix string) error {
+	t := tar.NewWriter(w)
+	for _, p := range pods {
+		if p.Files == nil {
+			continue
+		}
+		root := string(p.UID) + suffix + "/"
+		if err := t.WriteHeader(&tar.Header{Typeflag: tar.TypeDir, Name: root, Mode: 0o700}); err != nil {
+			return err
+		}
+		for _, f := range append(p.Files, file{Name: "ready", Mode: 0o600}) {
+			h := &tar.Header{Name: root + f.Name, Mode: int64(f.Mode.Perm()), Typeflag: tar.TypeReg, Size: int64(len(f.Body))}
+			switch {
+			case f.Link != "":
+				h.Typeflag, h.Linkname, h.Size = tar.TypeSymlink, f.Link, 0
+			case f.Mode&fs.ModeDir != 0:
+				h.Typeflag, h.Name, h.Size = tar.TypeDir, h.Name+"/", 0
+			}
+			if err := t.WriteHeader(h); err != nil {
+				return fmt.Errorf("staging %s of pod %s: %w", f.Name, p.UID, err)
+			}
+			if h.Size > 0 {
+				if _, err := t.Write(f.Body); err != nil {
+					return err
+				}
+			}
+		}
+	}
+	return t.Close()
+}
+
+// command is one line for a running job; see pod.sh.
+type command struct {
+	UID       string
+	JobID     string
+	Verb      string // stop
+	Container string // "-" for the pod
+	Number    int64
+}
+
+// stop writes commands, cancels the jobs in cancel, and of those in pending the
+// ones that Slurm has not started by then. A job that is gone is no error.
+func (r *remote) stop(ctx context.Context, commands []command, cancel, pending []string) error {
+	return r.change(ctx, "stop.sh.tmpl", map[string]any{
+		"Commands": commands, "Cancel": cancel, "Pending": pending,
+	}, nil, nil)
+}
+
+// remove deletes the directories of pods whose jobs are over and returns those
+// that are gone.
+func (r *remote) remove(ctx context.Context, uids []types.UID) ([]types.UID, error) {
+	var gone []types.UID
+	names := make([]string, len(uids))
+	for i, uid := range uids {
+		names[i] = string(uid)
+	}
+	err := r.change(ctx, "remove.sh.tmpl", map[string]any{"UIDs": names}, nil, func(name string, _ []byte) error {
+		if uid, ok := strings.CutPrefix(name, "removed."); ok {
+			gone = append(gone, types.UID(uid))
+		}
+		return nil
+	})
+	return gone, err
+}
+
+// adopt writes down job ids that were found by name.
+func (r *remote) adopt(ctx context.Context, ids map[types.UID]string) error {
+	type pair struct{ UID, JobID string }
+	var jobs []pair
+	for uid, id := range ids {
+		jobs = append(jobs, pair{string(uid), id})
+	}
+	return r.change(ctx, "adopt.sh.tmpl", map[string]any{"Jobs": jobs}, nil, nil)
+}
+
+// change runs a fenced script: data gets the fence's fields added.
+func (r *remote) change(ctx context.Context, template string, data map[string]any, in io.Reader, each func(string, []byte) error) error {
+	data["Dir"], data["Epoch"] = r.dir, r.epoch
+	script, err := render(template, data)
+	if err != nil {
+		return err
+	}
+	if each == nil {
+		each = func(string, []byte) error { return nil }
+	}
+	return fenced(r.ssh.Exchange(ctx, script, in, each))
+}
+
+// fenced turns the exit status of the fence into errFenced.
+func fenced(err error) error {
+	if exit := (*exitError)(nil); errors.As(err, &exit) && exit.Status == exitFenced {
+		return errFenced
+	}
+	return err
+}
+
+// slurmError is a Slurm command that ended with an error: Slurm was reached
+// over SSH but did not answer as it should.
+type slurmError struct {
+	Command string
+	Status  int
+	Text    string // its stderr
+}
+
+func (e *slurmError) Error() string {
+	return fmt.Sprintf("%s on the login node ended with %d: %s", e.Command, e.Status, e.Text)
+}
+
+// slurm runs one Slurm command that changes nothing and returns its output.
+func (r *remote) slurm(ctx context.Context, words ...string) ([]byte, error) {
+	script, err := render("slurm.sh.tmpl", map[string]any{"Words": words, "Seconds": int(slurmLimit.Seconds()), "Fenced": false})
+	if err != nil {
+		return nil, err
+	}
+	var out []byte
+	err = r.ssh.Exchange(ctx, script, nil, func(name string, body []byte) error {
+		if name == "out" {
+			out = bytes.Clone(body)
+		}
+		return nil
+	})
+	if exit := (*exitError)(nil); errors.As(err, &exit) {
+		text := strings.TrimSpace(exit.Stderr)
+		if exit.Status == 124 || exit.Status == 137 {
+			text = strings.TrimSpace(fmt.Sprintf("no answer in %v %s", slurmLimit, text))
+		}
+		return nil, &slurmError{words[0], exit.Status, text}
+	}
+	return out, err
+}
+
+// squeue asks for all of the user's jobs that slurmctld remembers, the ended
+// ones of the last MinJobAge too.
+func (r *remote) squeue(ctx context.Context) ([]job, error) {
+	out, err := r.slurm(ctx, "squeue", "--noheader", "--states=all", "--user="+r.user, "--format="+squeueFormat)
+	if err != nil {
+		return nil, err
+	}
+	return parseSqueue(out)
+}
+
+// sacct asks the accounting database for jobs by name. The error is
+// errNoAccounting where the site keeps none.
+func (r *remote) sacct(ctx context.Context, uids []types.UID, since time.Duration) ([]job, error) {
+	names := make([]string, len(uids))
+	for i, uid := range uids {
+		names[i] = jobName(uid)
+	}
+	out, err := r.slurm(ctx, "sacct", "--allocations", "--parsable2", "--noheader", "--duplicates",
+		"--user="+r.user, fmt.Sprintf("--starttime=now-%dseconds", int(since.Seconds())), "--name="+strings.Join(names, ","), "--format="+sacctFormat)
+	if e := (*slurmError)(nil); errors.As(err, &e) {
+		if _, none := parseSacct([]byte(e.Text)); errors.Is(none, errNoAccounting) {
+			return nil, errNoAccounting
+		}
+	}
+	if err != nil {
+		return nil, err
+	}
+	return parseSacct(out)
+}
+
+// sinfo asks for the partition's nodes.
+func (r *remote) sinfo(ctx context.Context, partition string) (nodeResources, error) {
+	words := []string{"sinfo", "--noheader", "--Node", "--format=" + sinfoFormat}
+	if partition != "" {
+		words = append(words, "--partition="+partition)
+	}
+	out, err := r.slurm(ctx, words...)
+	if err != nil {
+		return nodeResources{}, err
+	}
+	return parseSinfo(out)
+}
+
+// knows asks slurmctld for one job, which it may know longer than squeue shows it.
+func (r *remote) knows(ctx context.Context, jobID string) (bool, error) {
+	_, err := r.slurm(ctx, "scontrol", "--oneliner", "show", "job", jobID)
+	if e := (*slurmError)(nil); errors.As(err, &e) && strings.Contains(e.Text, "Invalid job id") {
+		return false, nil
+	}
+	return err == nil, err
+}
+
+// jobName is the Slurm job name of a pod: how a job is found again when sbatch
+// could not tell its id.
+func jobName(uid types.UID) string { return jobPrefix + string(uid) }

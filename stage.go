@@ -1,0 +1,128 @@
+package knoc
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io/fs"
+	"maps"
+	"sync"
+
+	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+)
+
+// staging is what became of making one pod's files.
+type staging struct {
+	files   []file
+	ignored []string // sentences about fields that are not honoured
+	err     error    // *refusal, *notYet, or an error worth another try
+}
+
+// stageAll makes the files of several pods; the API server is asked for a few
+// at a time.
+func (p *KNOCProvider) stageAll(ctx context.Context, pods map[types.UID]*v1.Pod) map[types.UID]staging {
+	const parallel = 8
+	var mu sync.Mutex
+	var wg sync.WaitGroup
+	slots := make(chan struct{}, parallel)
+	all := map[types.UID]staging{}
+	for uid, pod := range pods {
+		slots <- struct{}{}
+		wg.Go(func() {
+			defer func() { <-slots }()
+			files, ignored, err := p.stage(ctx, pod)
+			mu.Lock()
+			defer mu.Unlock()
+			all[uid] = staging{files, ignored, err}
+		})
+	}
+	wg.Wait()
+	return all
+}
+
+// stage makes all files of a pod's directory but ready.
+func (p *KNOCProvider) stage(ctx context.Context, pod *v1.Pod) ([]file, []string, error) {
+	return p.stageIn(ctx, pod, p.remote.dir+"/"+string(pod.UID))
+}
+
+// stageIn is stage for any directory on the cluster. It is the one code path for
+// every way a pod comes there.
+func (p *KNOCProvider) stageIn(ctx context.Context, pod *v1.Pod, dir string) (files []file, ignored []string, err error) {
+	if ignored, err = checkPod(pod); err != nil {
+		return nil, ignored, err
+	}
+	options, err := sbatchOptions(pod, p.cfg.Partition)
+	if err != nil {
+		return nil, ignored, err
+	}
+	facts, objs := p.nodeFacts(), readOnce(p.objs)
+	files, err = stageVolumes(ctx, pod, objs, facts)
+	if err != nil {
+		return nil, ignored, err
+	}
+	spelt := pod.DeepCopy() // with $(VAR) in command and args replaced
+	for _, c := range allContainers(spelt) {
+		vars, err := stageEnv(ctx, pod, c, objs, facts)
+		if err != nil {
+			return nil, ignored, err
+		}
+		body, err := envFile(vars, p.cfg.Runtime)
+		if err != nil {
+			return nil, ignored, err
+		}
+		files = append(files, file{Name: "env/" + c.Name, Mode: 0o600, Body: body})
+		for _, words := range [][]string{c.Command, c.Args} {
+			for i := range words {
+				if words[i], err = expandArg(words[i], vars); err != nil {
+					return nil, ignored, err
+				}
+			}
+		}
+	}
+	script, err := newPodScript(spelt, scriptConfig{
+		Dir:                dir,
+		Runtime:            p.cfg.Runtime,
+		InsecureRegistries: p.cfg.InsecureRegistries,
+		Options:            options,
+	})
+	if err != nil {
+		return nil, ignored, err
+	}
+	text, err := script.render()
+	if err != nil {
+		return nil, ignored, err
+	}
+	enter, err := render("enter.sh.tmpl", script)
+	if err != nil {
+		return nil, ignored, err
+	}
+	meta, err := json.Marshal(metaOf(pod))
+	if err != nil {
+		return nil, ignored, fmt.Errorf("writing meta: %w", err)
+	}
+	dirs := []file{}
+	for _, name := range []string{"cmd", "env", "log", "msg", "run", "vol"} {
+		dirs = append(dirs, file{Name: name, Mode: fs.ModeDir | 0o700})
+	}
+	return append(append(dirs, files...),
+		file{Name: "meta", Mode: 0o600, Body: append(meta, '\n')},
+		file{Name: "run/enter", Mode: 0o700, Body: []byte(enter)},
+		file{Name: "pod.sh", Mode: 0o700, Body: []byte(text)},
+	), ignored, nil
+}
+
+// nodeFacts are what a container may learn of its node: what the Node object
+// shows as allocatable.
+func (p *KNOCProvider) nodeFacts() nodeFacts {
+	state := p.nodeState()
+	list := v1.ResourceList{}
+	if state.Known {
+		list = slurmCapacity(state.Resources)
+	}
+	fixed, err := p.node.capacity()
+	if err == nil { // it was checked at the start
+		maps.Copy(list, fixed)
+	}
+	return nodeFacts{Allocatable: list}
+}

@@ -1,0 +1,210 @@
+package knoc
+
+import (
+	"strconv"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
+)
+
+// work is what the loop knows of one pod: the API object, the directory on the
+// cluster, the Slurm job. It is keyed by the pod's UID and belongs to the loop.
+type work struct {
+	meta podMeta
+
+	// pod is the API server's newest copy, read-only; nil when it has none
+	// (any more).
+	pod *v1.Pod
+	// absentLists counts the LISTs of the API server without this UID; two
+	// make an orphan, whose job is stopped.
+	absentLists int
+	orphan      bool
+	// deleted says that the object was deleted by us, or never needs to be.
+	deleted bool
+
+	// staged says that the pod's directory is on the cluster; unsure that an
+	// exchange was cut that may have put it there. sealed: the directory can
+	// never be submitted any more.
+	staged, unsure, sealed bool
+	// retry says that Slurm turned out not to have what sbatch was called for.
+	retry bool
+	// busy says that an exchange about this pod's submission is under way.
+	busy bool
+	// doubt is since when it is unknown whether Slurm has accepted the pod: sbatch
+	// was called and told no job id. trouble is what it said instead.
+	doubt    time.Time
+	trouble  string
+	tries    int
+	retryAt  time.Time
+	refused  *refusal
+	waiting  *notYet
+	jobID    string
+	since    time.Time // when jobID became known
+	extra    []string  // other jobs of this pod that wait in the queue
+	reported bool      // event Submitted is written
+
+	restart   int
+	journal   []byte
+	events    []event
+	eventTime time.Time // when the journal last grew, by our clock
+
+	// job is Slurm's word, from the newest squeue or sacct that knew the job;
+	// alive the newest in which it had not ended.
+	job, alive job
+	jobAsOf    time.Time
+	// ended is when Slurm first told that the job has ended; over says that
+	// the journal was read to its end after that, so no more can come.
+	ended time.Time
+	over  bool
+	// absent is when squeue first did not list the job, absentAgain a time
+	// 60 s later and more; zero: it is listed.
+	absent, absentAgain time.Time
+	lost                bool
+
+	// stopping a job: when the command was sent, with which grace, when it was
+	// cancelled outright.
+	stopSent, cancelSent time.Time
+	stopGrace            int64
+	// checkAt is when the loop wants squeue's word on this job; checks counts
+	// how often it did, for the back-off.
+	checkAt time.Time
+	checks  int
+
+	dirty    bool // the status must be folded anew
+	status   v1.PodStatus
+	notified time.Time
+	removing bool
+}
+
+const absentFor = 60 * time.Second // between two squeue without a job
+
+// has says whether the journal has a line with this word.
+func (w *work) has(word string) bool {
+	for i := range w.events {
+		if w.events[i].Word == word {
+			return true
+		}
+	}
+	return false
+}
+
+// claim is the id of the job that runs the pod, "" when none has started.
+func (w *work) claim() string {
+	for i := range w.events {
+		if w.events[i].Word == "claim" && len(w.events[i].Args) > 0 {
+			return w.events[i].Args[0]
+		}
+	}
+	return ""
+}
+
+// deleting says that the pod's work must end: the object is marked for
+// deletion or gone.
+func (w *work) deleting() bool {
+	return w.orphan || w.pod != nil && w.pod.DeletionTimestamp != nil
+}
+
+// grace is how long the containers may take to end, in seconds.
+func (w *work) grace() int64 {
+	if w.pod != nil && w.pod.DeletionGracePeriodSeconds != nil {
+		return *w.pod.DeletionGracePeriodSeconds
+	}
+	return w.meta.Grace
+}
+
+// jobGone says that Slurm has no live job for the pod.
+func (w *work) jobGone() bool { return !w.ended.IsZero() || w.lost }
+
+// settled says that nothing more will happen: all there is to know is known.
+func (w *work) settled() bool {
+	return w.refused != nil || w.lost || w.over || w.has("done") && !w.ended.IsZero()
+}
+
+// read takes in a piece of a journal that was read at asked. It says whether
+// there was anything new.
+func (w *work) read(restart int, offset int64, data []byte, asked, now time.Time) bool {
+	if restart < w.restart {
+		return false
+	}
+	fresh := false
+	if restart > w.restart && offset == 0 && len(data) > 0 {
+		// The job was requeued and runs again: a journal of its own.
+		w.restart, w.journal = restart, nil
+	}
+	if restart == w.restart && offset <= int64(len(w.journal)) && offset+int64(len(data)) > int64(len(w.journal)) {
+		w.journal = append(w.journal, data[int64(len(w.journal))-offset:]...)
+		w.events = parseJournal(w.journal)
+		w.eventTime, w.staged, w.dirty, fresh = now, true, true, true
+		if id := w.claim(); id != "" && id != w.jobID {
+			w.jobID, w.since, w.doubt = id, now, time.Time{} // whoever holds the claim runs the pod
+		}
+		if w.has("done") {
+			w.checkAt, w.checks = now.Add(500*time.Millisecond), 0
+		}
+	}
+	if !w.ended.IsZero() && !asked.Before(w.ended) {
+		w.over, w.dirty = true, true
+	}
+	return fresh
+}
+
+// observe takes in Slurm's word on the job, asked for at that time.
+func (w *work) observe(j job, asked time.Time) {
+	if j.State != w.job.State || j.Reason != w.job.Reason || j.ID != w.job.ID {
+		w.dirty = true
+	}
+	w.job, w.jobAsOf = j, asked
+	w.absent, w.absentAgain = time.Time{}, time.Time{}
+	if j.class() != ended {
+		w.alive, w.ended, w.over = j, time.Time{}, false
+	} else if w.ended.IsZero() {
+		w.ended = asked
+	}
+}
+
+// view is what fold gets to see.
+func (w *work) view(unreachable string) observed {
+	o := observed{
+		Journal: w.events, Job: w.job, Submitted: w.jobID != "",
+		Refused: w.refused, Waiting: w.waiting, Lost: w.lost, Unreachable: unreachable,
+	}
+	if !w.over && !w.ended.IsZero() {
+		o.Job = w.alive // what the job wrote last may still be unread
+	}
+	if o.Job.ID == "" {
+		o.Job.ID = w.jobID
+	}
+	if o.Waiting == nil && w.jobID == "" && w.trouble != "" {
+		o.Waiting = &notYet{"SlurmSubmitFailed", w.trouble}
+	}
+	return o
+}
+
+// podWithStatus is a copy of the API server's pod with knoc's status and the
+// annotations that knoc owns.
+func (w *work) podWithStatus() *v1.Pod {
+	pod := w.pod.DeepCopy()
+	if w.status.Phase != "" {
+		w.status.DeepCopyInto(&pod.Status)
+	}
+	if w.jobID != "" {
+		if pod.Annotations == nil {
+			pod.Annotations = map[string]string{}
+		}
+		pod.Annotations[AnnotationJobID] = w.jobID
+	}
+	return pod
+}
+
+// shown says whether the API server's copy has all that knoc wants it to have.
+func (w *work) shown() bool {
+	return equality.Semantic.DeepEqual(w.status, w.pod.Status) && (w.jobID == "" || w.pod.Annotations[AnnotationJobID] == w.jobID)
+}
+
+// newerJob compares Slurm job ids as numbers.
+func newerJob(a, b string) bool {
+	x, errX := strconv.Atoi(a)
+	y, errY := strconv.Atoi(b)
+	return errX == nil && errY == nil && x > y
+}
