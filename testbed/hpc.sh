@@ -47,7 +47,7 @@ MinJobAge=300
 PrologFlags=Contain
 GresTypes=gpu
 DefMemPerCPU=500
-NodeName=DEFAULT CPUs=8 RealMemory=8000 Gres=gpu:2 State=UNKNOWN
+NodeName=DEFAULT CPUs=24 RealMemory=24000 Gres=gpu:2 State=UNKNOWN
 $(for n in $NODES; do echo "NodeName=$n NodeAddr=$(address "$n")"; done)
 PartitionName=batch Nodes=ALL Default=YES MaxTime=INFINITE DefaultTime=60 State=UP
 PartitionName=gpu Nodes=ALL MaxTime=1-0 DefaultTime=60 State=UP
