@@ -72,7 +72,7 @@ type Config struct {
 	// Partition is the Slurm partition of every job; "" is Slurm's default.
 	Partition string
 	// Runtime is the container runtime on the compute nodes, a name or a path;
-	// "" is apptainer, or else singularity.
+	// "" is apptainer.
 	Runtime string
 	// InsecureRegistries are host:port of image registries that speak plain HTTP.
 	InsecureRegistries []string

@@ -563,3 +563,23 @@ func TestClose(t *testing.T) {
 		}
 	}
 }
+
+// TestKeyAsText: the first KNoC's chart put the key itself into REMOTE_KEY.
+func TestKeyAsText(t *testing.T) {
+	t.Parallel()
+	c := newTestCluster(t)
+	text, err := os.ReadFile(c.KeyFile)
+	if err != nil {
+		t.Fatal(err)
+	}
+	client := c.Client(func(cfg *SSHConfig) { cfg.KeyFile = strings.TrimSpace(string(text)) })
+	if _, err := runExchange(client, "exit 0", nil); err != nil {
+		t.Errorf("the key as text is not taken: %v", err)
+	}
+	bad := strings.Replace(string(text), "A", "B", 20)
+	cfg := c.Config()
+	cfg.KeyFile = bad
+	if _, err := newSSH(cfg); err == nil || strings.Contains(err.Error(), "BEGIN") {
+		t.Errorf("a broken key as text: error %q, want one that does not quote it", err)
+	}
+}

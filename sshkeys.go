@@ -37,6 +37,10 @@ func newKeyring(file, passphraseFile string) (*keyring, error) {
 	if err != nil {
 		return nil, err
 	}
+	if isPEM(file) {
+		k.file, k.signer = "the key given as text", []ssh.Signer{key}
+		return k, nil
+	}
 	if cert, err := readCertificate(file+"-cert.pub", key); err != nil {
 		return nil, err
 	} else if cert != nil {
@@ -57,10 +61,17 @@ func (k *keyring) String() string {
 	return strings.Join(s, ", ")
 }
 
-// readKey reads a private key file. The errors never quote the file.
+// isPEM says whether the name of a key file is a key: the first KNoC's chart put
+// the key's own text into REMOTE_KEY.
+func isPEM(file string) bool { return strings.Contains(file, "PRIVATE KEY-----") }
+
+// readKey reads a private key file, or takes the key that stands in place of its
+// name. The errors never quote either.
 func readKey(file, passphraseFile string) (ssh.Signer, error) {
-	pem, err := os.ReadFile(file)
-	if err != nil {
+	pem, err := []byte(file+"\n"), error(nil)
+	if isPEM(file) {
+		file = "in place of a file name"
+	} else if pem, err = os.ReadFile(file); err != nil {
 		return nil, fmt.Errorf("reading the ssh key: %w", err)
 	}
 	key, err := ssh.ParsePrivateKey(pem)

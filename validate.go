@@ -86,7 +86,7 @@ var fieldRules = map[reflect.Type]map[string]rule{
 		"priorityClassName":             honour(byScheduler),
 		"priority":                      honour(byScheduler),
 		"dnsConfig":                     ignore("containers use the compute node's resolver"),
-		"readinessGates":                ignore("the pod's readiness does not wait for them"),
+		"readinessGates":                honour(""),
 		"runtimeClassName":              ignore("the cluster's own container runtime is used"),
 		"enableServiceLinks":            honour(""),
 		"preemptionPolicy":              honour(byScheduler),
@@ -103,6 +103,7 @@ var fieldRules = map[reflect.Type]map[string]rule{
 		"evictionResponders":            honour(byScheduler),
 	},
 	typeOf[v1.PodOS](): {"name": reject("the cluster runs Linux", "linux")},
+	typeOf[v1.PodReadinessGate](): {"conditionType": honour("")},
 	typeOf[v1.Container](): {
 		"name":                     honour(""),
 		"image":                    honour(""),

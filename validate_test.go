@@ -246,7 +246,7 @@ spec:
 		"spec.containers[c].stdin: true", "spec.containers[c].stdinOnce: true", "spec.containers[c].tty: true",
 		"spec.dnsPolicy: None",
 		"spec.securityContext.supplementalGroups", "spec.securityContext.fsGroup: 1000", "spec.securityContext.fsGroupChangePolicy: Always",
-		"spec.imagePullSecrets", "spec.hostname: web", "spec.subdomain: sub", "spec.dnsConfig", "spec.readinessGates", "spec.runtimeClassName: nvidia", "spec.setHostnameAsFQDN: true",
+		"spec.imagePullSecrets", "spec.hostname: web", "spec.subdomain: sub", "spec.dnsConfig", "spec.runtimeClassName: nvidia", "spec.setHostnameAsFQDN: true",
 	}
 	if diff := cmp.Diff(want, fields); diff != "" {
 		t.Fatal(diff)

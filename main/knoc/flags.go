@@ -63,7 +63,7 @@ func flagSet(o *options) *flag.FlagSet {
 
 	f.StringVar(&c.RemoteDir, "remote-dir", "", "absolute `path` of knoc's files on the cluster; default $KNOC_DIR there, else ~/.knoc")
 	f.StringVar(&c.Partition, "partition", "", "Slurm `partition` of the jobs; default Slurm's own")
-	f.StringVar(&c.Runtime, "runtime", "", "container `runtime` on the compute nodes, name or path; default apptainer, else singularity")
+	f.StringVar(&c.Runtime, "runtime", "", "container `runtime` on the compute nodes, name or path; default apptainer")
 	f.Var(&list{to: &c.InsecureRegistries}, "insecure-registry", "`host:port` of an image registry that speaks plain HTTP (list)")
 	f.DurationVar(&c.Poll, "poll", 0, "`interval` to ask the cluster at, for sites that dislike a held SSH session; default 0, watch it")
 
