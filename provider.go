@@ -3,13 +3,21 @@ package knoc
 import (
 	"context"
 	"fmt"
+	"io"
 	"log/slog"
+	"maps"
+	"slices"
 	"sync"
 	"time"
 
+	dto "github.com/prometheus/client_model/go"
 	"github.com/virtual-kubelet/virtual-kubelet/errdefs"
+	"github.com/virtual-kubelet/virtual-kubelet/node"
+	"github.com/virtual-kubelet/virtual-kubelet/node/api"
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/tools/remotecommand"
+	stats "k8s.io/kubelet/pkg/apis/stats/v1alpha1"
 )
 
 // AnnotationJobID is the pod annotation with the id of the pod's Slurm job.
@@ -312,3 +320,84 @@ func (n *notifier) run(ctx context.Context) {
 		}
 	}
 }
+
+// The contract between virtual-kubelet and its providers as it was up to 0.9,
+// in packages vkubelet and providers, for programs that still speak it.
+
+// Provider is what virtual-kubelet asked of a provider.
+type Provider interface {
+	CreatePod(ctx context.Context, pod *v1.Pod) error
+	UpdatePod(ctx context.Context, pod *v1.Pod) error
+	DeletePod(ctx context.Context, pod *v1.Pod) error
+	GetPod(ctx context.Context, namespace, name string) (*v1.Pod, error)
+	// GetContainerLogs is the last tail lines of a container's log, all of it
+	// when tail is 0 or less.
+	GetContainerLogs(ctx context.Context, namespace, podName, containerName string, tail int) (string, error)
+	// ExecInContainer runs a command in a container of the pod with that name
+	// or UID.
+	ExecInContainer(name string, uid types.UID, container string, cmd []string, in io.Reader, out, err io.WriteCloser, tty bool, resize <-chan remotecommand.TerminalSize, timeout time.Duration) error
+	GetPodStatus(ctx context.Context, namespace, name string) (*v1.PodStatus, error)
+	GetPods(context.Context) ([]*v1.Pod, error)
+	Capacity(context.Context) v1.ResourceList
+	NodeConditions(context.Context) []v1.NodeCondition
+	NodeAddresses(context.Context) []v1.NodeAddress
+	NodeDaemonEndpoints(context.Context) *v1.NodeDaemonEndpoints
+	OperatingSystem() string
+}
+
+// PodNotifier is a provider that tells of changed pods by itself.
+type PodNotifier interface {
+	// NotifyPods registers the function to call with each pod whose status changed.
+	NotifyPods(context.Context, func(*v1.Pod))
+}
+
+// NodeProvider tells how the node is.
+type NodeProvider interface {
+	Ping(context.Context) error
+	NotifyNodeStatus(ctx context.Context, cb func(*v1.Node))
+}
+
+// PodMetricsProvider is a provider that measures its pods.
+type PodMetricsProvider interface {
+	GetStatsSummary(context.Context) (*stats.Summary, error)
+}
+
+// Names of operating systems.
+const (
+	OperatingSystemLinux   = "Linux"
+	OperatingSystemWindows = "Windows"
+)
+
+// OperatingSystems is a set of operating systems.
+type OperatingSystems map[string]bool
+
+// ValidOperatingSystems are those that a kubelet can run on. knoc's nodes are
+// Linux: NewProvider refuses the other.
+var ValidOperatingSystems = OperatingSystems{OperatingSystemLinux: true, OperatingSystemWindows: true}
+
+// Names are the operating systems' names, sorted.
+func (o OperatingSystems) Names() []string { return slices.Sorted(maps.Keys(o)) }
+
+// kubeletProvider is today's nodeutil.Provider. That package is not imported:
+// it brings all of k8s.io/apiserver with it.
+type kubeletProvider interface {
+	node.PodLifecycleHandler
+	GetContainerLogs(ctx context.Context, namespace, podName, containerName string, opts api.ContainerLogOpts) (io.ReadCloser, error)
+	RunInContainer(ctx context.Context, namespace, podName, containerName string, cmd []string, attach api.AttachIO) error
+	AttachToContainer(ctx context.Context, namespace, podName, containerName string, attach api.AttachIO) error
+	GetStatsSummary(context.Context) (*stats.Summary, error)
+	GetMetricsResource(context.Context) ([]*dto.MetricFamily, error)
+	PortForward(ctx context.Context, namespace, pod string, port int32, stream io.ReadWriteCloser) error
+}
+
+var (
+	_ kubeletProvider    = (*KNOCProvider)(nil)
+	_ node.PodNotifier   = (*KNOCProvider)(nil)
+	_ PodNotifier        = (*KNOCProvider)(nil)
+	_ PodMetricsProvider = (*KNOCProvider)(nil)
+
+	_ Provider           = adapter{}
+	_ PodNotifier        = adapter{}
+	_ PodMetricsProvider = adapter{}
+	_ NodeProvider       = adapter{}
+)

@@ -102,7 +102,7 @@ var fieldRules = map[reflect.Type]map[string]rule{
 		"schedulingGroup":               honour(byScheduler),
 		"evictionResponders":            honour(byScheduler),
 	},
-	typeOf[v1.PodOS](): {"name": reject("the cluster runs Linux", "linux")},
+	typeOf[v1.PodOS]():            {"name": reject("the cluster runs Linux", "linux")},
 	typeOf[v1.PodReadinessGate](): {"conditionType": honour("")},
 	typeOf[v1.Container](): {
 		"name":                     honour(""),
