@@ -6,7 +6,6 @@ import (
 	"strings"
 	"time"
 
-	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 )
 
@@ -218,38 +217,4 @@ func (l *loop) accounted(works []*work, jobs []job, unknown map[types.UID]bool, 
 	}
 	l.writeDown(adopt)
 	l.hurry()
-}
-
-// notAccepted is for a pod that Slurm turns out not to have. What sbatch
-// decides for good fails the pod with its own words; all else is tried again.
-func (l *loop) notAccepted(w *work) {
-	w.doubt, w.absent, w.retry = time.Time{}, time.Time{}, true
-	w.retryAt = l.now().Add(backoff(w.tries))
-	w.dirty = true
-	if rejected(w.trouble) {
-		w.refused = &refusal{"SlurmRejected", w.trouble}
-		l.event(w, v1.EventTypeWarning, "SlurmRejected", w.trouble)
-	}
-}
-
-// rejected says whether sbatch's error is slurmctld's decision about this very
-// job, which no later try would change (the texts are those of
-// slurm/slurm_errno.h). A limit on the number of jobs is none: it passes.
-func rejected(text string) bool {
-	if strings.Contains(text, "MaxSubmitJob") || strings.Contains(text, "MaxJobs") {
-		return false
-	}
-	for _, verdict := range []string{
-		"Invalid partition", "Invalid account", "Invalid qos", "Invalid wckey", "Invalid feature", "Invalid generic resource",
-		"Invalid node", "Invalid license", "Invalid reservation", "Requested reservation", "Requested node configuration is not available",
-		"Requested time limit", "Requested partition configuration", "More processors requested", "Memory required by task",
-		"Node count specification", "CPU count specification", "Job violates accounting/QOS policy", "group not permitted",
-		"Access/permission denied", "Memory specification", "nvalid option", "unrecognized option", "nvalid --", "Invalid numeric value",
-		"Batch script contains DOS line breaks", "Pathname of a file", "Unable to parse", "Invalid constraint", "Invalid dependency", "Job dependency problem",
-	} {
-		if strings.Contains(text, verdict) {
-			return true
-		}
-	}
-	return false
 }

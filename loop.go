@@ -502,132 +502,6 @@ func (l *loop) event(w *work, eventtype, reason, message string) {
 	}
 }
 
-// backoff is how long to wait before the n-th try: 1 s doubling to 30 s.
-func backoff(n int) time.Duration {
-	return min(time.Second<<min(n, 5), 30*time.Second)
-}
-
-// startSubmit stages and submits all pods that wait, in one exchange; what
-// arrives in the meantime goes into the next.
-func (l *loop) startSubmit(works []*work) {
-	if len(works) == 0 || l.submitting {
-		return
-	}
-	l.submitting = true
-	pods := map[types.UID]*v1.Pod{} // those whose files must be made
-	var list []submission
-	for _, w := range works {
-		w.busy = true
-		switch {
-		case w.deleting():
-			list = append(list, submission{UID: w.meta.UID, Action: actionSeal})
-		case w.retry:
-			list = append(list, submission{UID: w.meta.UID, Action: actionRetry})
-		case w.staged:
-			list = append(list, submission{UID: w.meta.UID, Action: actionSubmit})
-		default:
-			pods[w.meta.UID] = w.pod
-		}
-	}
-	var stagings map[types.UID]staging
-	var answers map[types.UID]reply
-	l.async(10*time.Minute, func(ctx context.Context) (err error) {
-		stagings = l.stageAll(ctx, pods)
-		for uid, s := range stagings {
-			if s.err == nil {
-				list = append(list, submission{uid, s.files, actionSubmit})
-			}
-		}
-		if len(list) > 0 {
-			answers, err = l.remote.submit(ctx, list)
-		}
-		return err
-	}, func(err error) {
-		l.submitting = false
-		now := l.now()
-		for _, w := range works {
-			w.busy, w.dirty = false, true
-			s, isNew := stagings[w.meta.UID]
-			if isNew && w.tries == 0 {
-				for _, text := range s.ignored {
-					l.event(w, v1.EventTypeWarning, "FieldIgnored", text)
-				}
-			}
-			if isNew && s.err != nil {
-				l.notStaged(w, s.err, now)
-				continue
-			}
-			a, answered := answers[w.meta.UID]
-			l.answered(w, a, answered, err, now)
-		}
-		l.hurry()
-	})
-}
-
-// notStaged is for a pod whose files could not be made: it can never run, or
-// not yet.
-func (l *loop) notStaged(w *work, err error, now time.Time) {
-	w.tries++
-	w.retryAt = now.Add(backoff(w.tries))
-	w.waiting = nil
-	var never *refusal
-	var notNow *notYet
-	switch {
-	case errors.As(err, &never):
-		w.refused = never
-		l.event(w, v1.EventTypeWarning, never.Reason, never.Message)
-	case errors.As(err, &notNow):
-		// As a kubelet: what a volume lacks is an event only, what the
-		// environment lacks is the container's waiting reason too.
-		reason, waiting := "Failed", *notNow
-		if notNow.Reason == "FailedMount" {
-			reason, waiting.Reason = "FailedMount", "ContainerCreating"
-		}
-		if w.tries == 1 {
-			l.event(w, v1.EventTypeWarning, reason, notNow.Message)
-		}
-		w.waiting = &waiting
-		w.retryAt = now.Add(min(backoff(w.tries), 4*time.Second)) // healed within seconds
-	default:
-		w.waiting = &notYet{"StagingFailed", err.Error()}
-	}
-}
-
-// answered takes in what an exchange told of one pod's submission.
-func (l *loop) answered(w *work, a reply, told bool, err error, now time.Time) {
-	w.waiting, w.retry, w.checks = nil, false, 0
-	w.tries++
-	w.retryAt = now.Add(backoff(w.tries))
-	if !told {
-		// Cut somewhere. To ask again is safe: what is there stays, and sbatch
-		// is not called twice.
-		w.unsure, w.trouble = true, "the exchange was cut"
-		if err != nil {
-			w.trouble = err.Error()
-		}
-		l.log.Warn("submission was cut; trying again", "pod", w.meta.Namespace+"/"+w.meta.Name, "uid", w.meta.UID, "err", w.trouble)
-		return
-	}
-	w.unsure, w.staged, w.trouble, w.doubt = false, a.outcome != unstaged, "", time.Time{}
-	switch a.outcome {
-	case submitted:
-		w.jobID, w.tries = a.Text, 0
-		w.since, w.checkAt = now, now.Add(3*time.Second)
-		l.log.Info("submitted", "pod", w.meta.Namespace+"/"+w.meta.Name, "uid", w.meta.UID, "job", w.jobID)
-	case sealed:
-		w.sealed, w.retryAt = true, time.Time{}
-	case inDoubt:
-		w.doubt, w.trouble, w.absent = now, a.Text, time.Time{}
-	case staged:
-		w.trouble = "not submitted yet: sbatch fails for other pods"
-	case unstaged:
-		w.trouble = "the login node could not write the pod's files: " + a.Text
-	}
-	if w.trouble != "" {
-		l.log.Warn("submission failed", "pod", w.meta.Namespace+"/"+w.meta.Name, "uid", w.meta.UID, "in doubt", a.outcome == inDoubt, "err", w.trouble)
-	}
-}
-
 // startStop sends commands and cancels, for all pods in one exchange.
 func (l *loop) startStop(todo plan) {
 	if l.stopping || len(todo.commands)+len(todo.cancel)+len(todo.pending) == 0 {
@@ -743,7 +617,10 @@ func (l *loop) startList(now time.Time, wanted bool) {
 // startSinfo keeps the node's capacity, and is the heartbeat of slurmctld when
 // no job asks for squeue.
 func (l *loop) startSinfo(now time.Time) {
-	if next := l.sinfoAt.Add(sinfoEvery); l.sizing || now.Before(next) {
+	if l.sizing {
+		return
+	}
+	if next := l.sinfoAt.Add(sinfoEvery); now.Before(next) {
 		l.at(next)
 		return
 	}
