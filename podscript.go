@@ -45,6 +45,7 @@ type scriptContainer struct {
 	Number int
 	Name   string
 	Argv   [][]word
+	Pull   []word // brings the image into the runtime's cache; nil for a file
 }
 
 // plainText matches what may stand in a script outside of quotes. It has no
@@ -108,7 +109,11 @@ func newPodScript(pod *v1.Pod, cfg scriptConfig) (*podScript, error) {
 		if err != nil {
 			return nil, err
 		}
-		sc := scriptContainer{Number: i + 1, Name: c.Name, Argv: argv}
+		pull, err := pullArgv(c, cfg)
+		if err != nil {
+			return nil, err
+		}
+		sc := scriptContainer{Number: i + 1, Name: c.Name, Argv: argv, Pull: pull}
 		if i < len(pod.Spec.InitContainers) {
 			s.Init = append(s.Init, sc)
 		} else {

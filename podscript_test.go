@@ -15,6 +15,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/yaml"
 )
 
@@ -22,7 +23,7 @@ import (
 // cores by default, would take minutes. An explicit -parallel comes later and wins.
 func init() {
 	testing.Init()
-	flag.Set("test.parallel", "24")
+	flag.Set("test.parallel", "12")
 }
 
 var update = flag.Bool("update", false, "write the golden files of testdata/pods")
@@ -66,6 +67,14 @@ const stubRuntime = `#!/bin/sh
 [ "$1" = --quiet ] || exit 250
 action=$2
 shift 2
+if [ "$action" = pull ]; then
+	for image; do :; done
+	case $image in */missing) echo "no such image" >&2; exit 255 ;; */slow) echo pulling; exec sleep 100 ;; esac
+	[ "$(ls ../images/lock)" = "" ] || echo "two pulls at once"
+	echo "$image" >>../pulls
+	: >../images/lock/image
+	exec sleep 0.2
+fi
 while :; do
 	case $1 in
 	--pwd | --mount) shift 2 ;;
@@ -540,6 +549,58 @@ func TestPodScriptStopBeforeStart(t *testing.T) {
 		}
 		if diff := cmp.Diff([]string{"stopping 5", "ack 0000000001", "done 1"}, w.facts("journal.0")); diff != "" {
 			t.Errorf("journal (-want +got):\n%s", diff)
+		}
+	})
+}
+
+// Images come into the runtime's cache one at a time, and each one once.
+func TestPodScriptFetch(t *testing.T) {
+	t.Parallel()
+	eachShell(t, func(t *testing.T, shell []string) {
+		b := newBase(t)
+		var pods []*scriptRun
+		for _, uid := range []string{"u1", "u2"} {
+			pod := scriptPod(v1.RestartPolicyNever, shContainer("a", ":"), shContainer("b", ":"), shContainer("c", ":"))
+			pod.UID = types.UID(uid)
+			pod.Spec.Containers[2].Image = "r/other"
+			w := stageScript(t, b, pod, nil)
+			w.start(shell, "7")
+			pods = append(pods, w)
+		}
+		for _, w := range pods {
+			if code := w.end(); code != 0 {
+				t.Errorf("exit code %d; stderr: %s", code, w.stderr.String())
+			}
+			if log := w.read("log/a.0") + w.read("log/b.0") + w.read("log/c.0"); log != "" {
+				t.Errorf("logs: %s", log)
+			}
+		}
+		pulls := strings.Fields(pods[0].read("../pulls"))
+		slices.Sort(pulls)
+		if diff := cmp.Diff([]string{"docker://busybox", "docker://r/other"}, pulls); diff != "" {
+			t.Errorf("pulls (-want +got):\n%s", diff)
+		}
+		pod := scriptPod(v1.RestartPolicyNever, shContainer("a", ":"), shContainer("b", ":"))
+		pod.Spec.Containers[0].Image = "r/missing"
+		w := stageScript(t, b, pod, nil)
+		w.start(shell, "7")
+		w.end()
+		if got := w.facts("journal.0"); !slices.Contains(got, "exit a 0 255") || !slices.Contains(got, "exit b 0 0") || w.read("log/a.0") != "no such image\n" {
+			t.Errorf("journal %q, log %q of an image that is not there", got, w.read("log/a.0"))
+		}
+		// A stop ends a pull and leaves no lock.
+		pod = scriptPod(v1.RestartPolicyNever, shContainer("a", ":"))
+		pod.UID, pod.Spec.Containers[0].Image = "u3", "r/slow"
+		w = stageScript(t, b, pod, nil)
+		w.start(shell, "7")
+		w.awaitLog("a.0", "pulling")
+		w.signal(syscall.SIGTERM)
+		w.end()
+		if diff := cmp.Diff([]string{"start a 0", "stopping 30", "exit a 0 143", "done 1"}, w.facts("journal.0")); diff != "" {
+			t.Errorf("journal (-want +got):\n%s", diff)
+		}
+		if _, err := os.Lstat(filepath.Join(b.dir, "images/lock")); err == nil {
+			t.Error("the lock was left behind")
 		}
 	})
 }

@@ -1,6 +1,7 @@
 package knoc
 
 import (
+	"crypto/sha256"
 	"encoding/csv"
 	"fmt"
 	"path"
@@ -65,6 +66,24 @@ func runtimeArgv(pod *v1.Pod, c *v1.Container, cfg scriptConfig) ([][]word, erro
 		program = append(program, argument(s, envPrefix(cfg.Runtime)))
 	}
 	return append(argv, program), nil
+}
+
+// pullArgv are the arguments of fetch in pod.sh: a name for the image that is
+// valid as a file's, and the command that brings it into the runtime's cache. An
+// image file needs none.
+func pullArgv(c *v1.Container, cfg scriptConfig) ([]word, error) {
+	image, plainHTTP, err := imageRef(c.Image, cfg.InsecureRegistries)
+	if err != nil {
+		return nil, refuse("InvalidImageName", "container %s: %v", c.Name, err)
+	}
+	if strings.HasPrefix(image, "/") {
+		return nil, nil
+	}
+	argv := []word{word(fmt.Sprintf("%x", sha256.Sum256([]byte(image)))[:32]), quote(cfg.Runtime), "--quiet", "pull"}
+	if plainHTTP {
+		argv = append(argv, "--no-https")
+	}
+	return append(argv, "../images/lock/image", quote(image)), nil
 }
 
 // asksFor says whether the container has a device of that resource.
