@@ -1,0 +1,83 @@
+# Only the knoc with the highest epoch may change anything here: an older one
+# that still runs, or an exchange of it that was held up, ends with 75.
+cd '/home/hpcuser/.knoc/knoc-c1' || exit 73
+umask 077
+fence() {
+	set -- epoch/*
+	for last; do :; done
+	[ "$last" = epoch/1000000001 ] || exit 75
+}
+fence
+# The stream may be cut at any byte, and tar then ends with 0 and half a pod:
+# its status says nothing. A pod is whole when its last member, ready, is there.
+down=submit.down-$$ errors=submit.tar-$$
+tar -xf - 2>"$errors"
+
+# submit UID ACTION: make the staged directory the pod's own and hand it to
+# Slurm, once. The directory lock says that sbatch was called, or never may be:
+# - submit: calls sbatch if nobody has;
+# - retry: knoc has asked Slurm and it does not have the job: calls sbatch again,
+#   when the last call is surely over (it is bounded by timeout);
+# - seal: the pod is to go: takes the lock, so that nobody calls sbatch any more,
+#   not even an exchange that lost its connection and is still at work here.
+submit() {
+	d=$1 new=$1.new-1000000001
+	if [ -e "$d/ready" ]; then
+		rm -rf "$new" # an earlier exchange got as far as this
+	elif [ "$2" != seal ]; then
+		[ -e "$new/ready" ] || return
+		fence
+		mv -T "$new" "$d" || return
+	fi
+	[ -s "$d/job" ] && return
+	if [ "$2" = seal ]; then
+		mkdir -p "$d" && mkdir "$d/lock" 2>/dev/null && : >"$d/sealed"
+		return
+	fi
+	if ! mkdir "$d/lock" 2>/dev/null; then
+		[ "$2" = retry ] && [ ! -e "$d/sealed" ] || return
+		since=0
+		read -r since <"$d/lock/since" 2>/dev/null
+		[ -e "$d/lock/over" ] || [ $(($(date +%s) - ${since:-0})) -gt 120 ] || return
+		mv -T "$d/lock" "$d/lock.$$" && mkdir "$d/lock" || return
+	fi
+	date +%s >"$d/lock/since"
+	fence
+	id=$(timeout -k 5 60 sbatch --parsable --no-requeue --export=NONE --chdir="$PWD/$d" --output="$PWD/$d/slurm.out" "--job-name=knoc-$d" "$d/pod.sh" 2>"$d/submit.error")
+	rc=$?
+	if [ "$rc" = 0 ] && [ -n "$id" ]; then
+		printf '%s\n' "$id" >"$d/job.new" && mv "$d/job.new" "$d/job"
+	else
+		printf '\nsbatch ended with %s\n' "$rc" >>"$d/submit.error"
+		: >"$down" # do not let every other pod wait for a controller that is away
+	fi
+	: >"$d/lock/over"
+}
+n=0
+set -- 'u-1' 'submit' 'it'\''s "$(id)" \' 'seal'
+while [ $# -gt 1 ]; do
+	if [ ! -e "$down" ] || [ "$2" = seal ]; then
+		submit "$1" "$2" &
+		n=$((n + 1))
+		[ $((n % 4)) = 0 ] && wait
+	fi
+	shift 2
+done
+wait
+rm -f "$down"
+for uid in 'u-1' 'it'\''s "$(id)" \'; do
+	if [ -s "$uid/job" ] && read -r id <"$uid/job"; then
+		say "job.$uid" "$id"
+	elif [ -e "$uid/sealed" ]; then
+		say "sealed.$uid" ''
+	elif [ -e "$uid/lock" ]; then
+		text=$(tail -c 4000 "$uid/submit.error" 2>/dev/null)
+		say "error.$uid" "${text:-sbatch has not answered yet}"
+	elif [ -e "$uid/ready" ]; then
+		say "staged.$uid" ''
+	else
+		say "unstaged.$uid" "$(tail -c 1000 "$errors")"
+	fi
+done
+rm -f "$errors"
+exit 0
