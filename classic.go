@@ -3,6 +3,7 @@ package knoc
 import (
 	"bytes"
 	"context"
+	"crypto/rand"
 	"crypto/sha256"
 	"encoding/hex"
 	"errors"
@@ -325,11 +326,12 @@ func PrepareContainerData(p *KNOCProvider, ctx context.Context, client *ssh.Clie
 	}
 	shared, files := sharedDirs(pod, files)
 	var stream bytes.Buffer
-	if err := writeTar(&stream, []submission{{UID: types.UID(instanceName), Files: files}}, ".new-"+c.epoch); err != nil {
+	suffix := ".new-" + rand.Text()
+	if err := writeTar(&stream, []submission{{UID: types.UID(instanceName), Files: files}}, suffix); err != nil {
 		return err
 	}
 	script, err := render("classicstage.sh.tmpl", map[string]any{
-		"Dir": p.remote.dir, "Epoch": c.epoch, "Instance": instanceName,
+		"Dir": p.remote.dir, "Epoch": c.epoch, "Instance": instanceName, "New": instanceName + suffix,
 		"Pod": BuildRemoteExecutionPodName(pod), "Shared": shared,
 	})
 	if err != nil {

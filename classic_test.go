@@ -366,8 +366,21 @@ func TestPrepareContainerDataCut(t *testing.T) {
 		}
 		return PrepareContainerData(p, t.Context(), client, name, container, pod)
 	}
+	connected := func() bool {
+		client, err := p.ssh.client(t.Context())
+		if err != nil {
+			return false
+		}
+		s, err := client.NewSession()
+		if err != nil {
+			return false
+		}
+		s.Close()
+		return true
+	}
 	failed := 0
-	for n := int64(500); ; n += 2500 {
+	for n := int64(500); n < 20000; n += 1500 {
+		waitUntil(t, "a connection", connected)
 		c.CutAfter(n)
 		err := prepare()
 		c.CutAfter(-1)
@@ -375,11 +388,10 @@ func TestPrepareContainerDataCut(t *testing.T) {
 		if err == nil && missing != nil {
 			t.Fatalf("cut after %d bytes: no error, yet %v", n, missing)
 		}
-		if err == nil {
-			break
+		if err != nil {
+			failed++
 		}
-		failed++
-		if missing == nil { // all was done, but not said
+		if missing == nil { // all was done, if not said
 			if _, err := os.Stat(filepath.Join(dir, "ready")); err != nil {
 				t.Errorf("cut after %d bytes: half a directory: %v", n, err)
 			}
