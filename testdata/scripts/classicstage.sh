@@ -11,12 +11,12 @@ fence
 # The job of a single container (the first KNoC's RemoteExecution). It lives
 # beside the pods, in classic/, with what they have: epochs and change markers.
 mkdir -p classic/changed && cd classic || exit 73
-[ -L epoch ] || ln -s ../epoch epoch || exit 73
-d='default-u-1-main' new='default-u-1-main'.new-1000000001
+# -n: another may make the link at this moment, and this one must not land behind it.
+[ -L epoch ] || ln -sn ../epoch epoch 2>/dev/null || [ -L epoch ] || exit 73
+d='default-u-1-main' new='default-u-1-main.new-X'
 if [ -e "$d/ready" ]; then
 	cat >/dev/null
 else
-	rm -rf "$new"
 	tar -xf -
 	[ -e "$new/ready" ] || exit 73 # the stream was cut, or the disk is full
 	# emptyDir volumes are one for all containers of the pod.
@@ -25,7 +25,8 @@ else
 		case $v in */*) ;; *) ln -s ../../'default-u-1'/"$v" "$new/vol/$v" || exit 73 ;; esac
 	done
 	fence
-	mv -T "$new" "$d" || exit 73
+	mv -T "$new" "$d" || [ -e "$d/ready" ] || exit 73
 fi
+rm -rf "$d".new-*
 echo staged "$d"
 exit 0
