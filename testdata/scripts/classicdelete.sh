@@ -15,7 +15,7 @@ d='default-u-1-main'
 id=
 if [ -s "$d/job" ]; then read -r id <"$d/job"; fi
 # By name too: sbatch may have been accepted without telling its id.
-timeout -k 5 30 scancel --quiet --name='knoc-default-u-1-main' $id
+timeout -k 5 30 scancel --quiet --name='knoc-default-u-1-main' ${id:+"$id"}
 # The directory is in use until the job has gone.
 t=0
 while :; do

@@ -20,7 +20,8 @@ else
 	tar -xf -
 	[ -e "$new/ready" ] || exit 73 # the stream was cut, or the disk is full
 	# emptyDir volumes are one for all containers of the pod.
-	for v in 'data'; do
+	set -- 'data'
+	for v; do
 		mkdir -p 'default-u-1'/"$v" || exit 73
 		case $v in */*) ;; *) ln -s ../../'default-u-1'/"$v" "$new/vol/$v" || exit 73 ;; esac
 	done
