@@ -14,8 +14,9 @@ import (
 
 // runtimeArgv is the command line that becomes a container, as the lines it is
 // shown in: the runtime and its action, one line for each kind of option, then
-// the image with the program. It holds no value of the environment, since
-// everybody on the compute node can read it.
+// the image with the program. No value of the environment is in it but where the
+// pod itself puts one into an argument by $(VAR): everybody on the compute node
+// can read a command line.
 //
 // The flags are those of Apptainer 1.x and SingularityCE 3.10 and later:
 // --containall keeps the user's home, /tmp, environment and processes out (it

@@ -1,0 +1,301 @@
+package knoc
+
+import (
+	"bytes"
+	"flag"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+)
+
+// Most of these tests wait for sleeps: two at a time, as on a machine of two
+// cores by default, would take minutes. An explicit -parallel comes later and wins.
+func init() {
+	testing.Init()
+	flag.Set("test.parallel", "12")
+}
+
+var update = flag.Bool("update", false, "write the golden files of testdata/pods")
+
+// testShells are the shells that scripts must work with, of those the machine
+// has: at least sh. KNOC_TEST_SHELLS names the ones that must be there.
+func testShells(t testing.TB) [][]string {
+	t.Helper()
+	names, required := strings.Fields(os.Getenv("KNOC_TEST_SHELLS")), true
+	if len(names) == 0 {
+		names, required = []string{"dash", "bash", "busybox", "sh"}, false
+	}
+	var shells [][]string
+	seen := map[string]bool{}
+	for _, name := range names {
+		path, err := exec.LookPath(name)
+		if err != nil {
+			if required || name == "sh" {
+				t.Fatalf("the tests run scripts under %s, which is not installed: %v", name, err)
+			}
+			continue
+		}
+		// sh is often one of the others by another name.
+		if path, err = filepath.EvalSymlinks(path); err != nil || seen[path] {
+			continue
+		}
+		seen[path] = true
+		if name == "busybox" {
+			shells = append(shells, []string{name, "sh"})
+		} else {
+			shells = append(shells, []string{name})
+		}
+	}
+	return shells
+}
+
+// stubRuntime stands in for apptainer: it runs the program on this machine, or
+// for an image's own program prints the image. Its options are those that
+// runtimeArgv writes.
+const stubRuntime = `#!/bin/sh
+[ "$1" = --quiet ] || exit 250
+action=$2
+shift 2
+if [ "$action" = pull ]; then
+	for image; do :; done
+	case $image in */missing) echo "no such image" >&2; exit 255 ;; */slow) echo pulling; exec sleep 100 ;; esac
+	[ "$(ls ../images/lock)" = "" ] || echo "two pulls at once"
+	echo "$image" >>../pulls
+	: >../images/lock/image
+	exec sleep 0.2
+fi
+while :; do
+	case $1 in
+	--pwd | --mount) shift 2 ;;
+	--*) shift ;;
+	*) break ;;
+	esac
+done
+image=$1
+shift
+case $action in
+exec) exec "$@" ;;
+run) echo "run $image $*" ;;
+esac
+`
+
+// base is a pods' directory on a cluster that is this machine.
+type base struct{ dir, bin string }
+
+func newBase(t *testing.T) base {
+	t.Helper()
+	b := base{dir: t.TempDir()}
+	b.bin = filepath.Join(b.dir, "bin")
+	for _, d := range []string{"bin", "changed"} {
+		if err := os.Mkdir(filepath.Join(b.dir, d), 0o700); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := os.WriteFile(filepath.Join(b.bin, "apptainer"), []byte(stubRuntime), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	return b
+}
+
+// scriptPod has the containers given, of which those named i… are init containers.
+func scriptPod(policy v1.RestartPolicy, containers ...v1.Container) *v1.Pod {
+	grace := int64(30)
+	pod := &v1.Pod{}
+	pod.Namespace, pod.Name, pod.UID = "default", "test", "0b9f4b2e-0001"
+	pod.Spec.RestartPolicy = policy
+	pod.Spec.TerminationGracePeriodSeconds = &grace
+	for _, c := range containers {
+		if strings.HasPrefix(c.Name, "i") {
+			pod.Spec.InitContainers = append(pod.Spec.InitContainers, c)
+		} else {
+			pod.Spec.Containers = append(pod.Spec.Containers, c)
+		}
+	}
+	return pod
+}
+
+func shContainer(name, script string, args ...string) v1.Container {
+	return v1.Container{Name: name, Image: "busybox", Command: append([]string{"sh", "-c", script, name}, args...)}
+}
+
+// scriptRun is a pod's directory, and its script while it runs.
+type scriptRun struct {
+	t      *testing.T
+	base   base
+	dir    string
+	stderr bytes.Buffer
+	cmd    *exec.Cmd
+}
+
+// stageScript writes the directory of a pod.
+func stageScript(t *testing.T, b base, pod *v1.Pod, env map[string][]envVar) *scriptRun {
+	t.Helper()
+	w := &scriptRun{t: t, base: b, dir: filepath.Join(b.dir, string(pod.UID))}
+	for _, d := range []string{"env", "cmd", "run"} {
+		if err := os.MkdirAll(filepath.Join(w.dir, d), 0o700); err != nil {
+			t.Fatal(err)
+		}
+	}
+	s, err := newPodScript(pod, scriptConfig{Dir: w.dir, BackoffSeconds: 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	text, err := s.render()
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.write("pod.sh", text)
+	for _, c := range allContainers(pod) {
+		data, err := envFile(env[c.Name], "")
+		if err != nil {
+			t.Fatal(err)
+		}
+		w.write("env/"+c.Name, string(data))
+	}
+	return w
+}
+
+func (w *scriptRun) write(name, text string) {
+	w.t.Helper()
+	if err := os.WriteFile(filepath.Join(w.dir, name), []byte(text), 0o700); err != nil {
+		w.t.Fatal(err)
+	}
+}
+
+func (w *scriptRun) read(name string) string {
+	data, _ := os.ReadFile(filepath.Join(w.dir, name))
+	return string(data)
+}
+
+// start runs the script as a job of that id, in a process group of its own.
+func (w *scriptRun) start(shell []string, job string, env ...string) {
+	w.t.Helper()
+	w.cmd = exec.Command(shell[0], append(slices.Clone(shell[1:]), filepath.Join(w.dir, "pod.sh"))...)
+	w.cmd.Env = append(os.Environ(), "PATH="+w.base.bin+":"+os.Getenv("PATH"), "SLURM_JOB_ID="+job)
+	w.cmd.Env = append(w.cmd.Env, env...)
+	w.cmd.Stderr = &w.stderr
+	w.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	if err := w.cmd.Start(); err != nil {
+		w.t.Fatal(err)
+	}
+	w.t.Cleanup(func() { syscall.Kill(-w.cmd.Process.Pid, syscall.SIGKILL) })
+}
+
+// end waits for the script and returns its exit code. It must leave no process.
+func (w *scriptRun) end() int {
+	w.t.Helper()
+	done := make(chan error, 1)
+	go func() { done <- w.cmd.Wait() }()
+	select {
+	case <-done:
+	case <-time.After(60 * time.Second):
+		w.t.Fatalf("the script does not end; journal:\n%s\nstderr: %s", w.read("journal.0"), w.stderr.String())
+	}
+	for since := time.Now(); ; time.Sleep(10 * time.Millisecond) {
+		left := processes(w.t, w.cmd.Process.Pid)
+		if len(left) == 0 {
+			break
+		}
+		if time.Since(since) > 2*time.Second {
+			w.t.Fatalf("the script left processes behind:\n%s", strings.Join(left, "\n"))
+		}
+	}
+	return w.cmd.ProcessState.ExitCode()
+}
+
+// processes are those of a process group, as lines of /proc/PID/stat; a zombie
+// is no process, only its parent's to ask for.
+func processes(t *testing.T, group int) (found []string) {
+	t.Helper()
+	stats, err := filepath.Glob("/proc/[0-9]*/stat")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range stats {
+		stat, _ := os.ReadFile(name)
+		f := strings.Fields(string(stat[bytes.LastIndexByte(stat, ')')+1:])) // state, parent, group
+		if len(f) > 2 && f[0] != "Z" && f[2] == fmt.Sprint(group) {
+			found = append(found, string(stat))
+		}
+	}
+	return found
+}
+
+// facts are the journal's lines without time, claim and host. Every line must be
+// one that the provider understands.
+func (w *scriptRun) facts(journal string) []string {
+	w.t.Helper()
+	text := w.read(journal)
+	events := parseJournal([]byte(text))
+	if n := strings.Count(text, "\n"); n != len(events) || text != "" && !strings.HasSuffix(text, "\n") {
+		w.t.Fatalf("%d lines in the journal, %d are events:\n%s", n, len(events), text)
+	}
+	var facts []string
+	for i, e := range events {
+		if i == 0 && e.Word == "claim" || i == 1 && e.Word == "host" {
+			continue
+		}
+		facts = append(facts, strings.Join(append([]string{e.Word}, e.Args...), " "))
+	}
+	return facts
+}
+
+// await waits for a fact.
+func (w *scriptRun) await(fact string) {
+	w.t.Helper()
+	for since := time.Now(); !strings.Contains(w.read("journal.0"), " "+fact+"\n"); time.Sleep(5 * time.Millisecond) {
+		if time.Since(since) > 30*time.Second {
+			w.t.Fatalf("no %q in the journal:\n%s\nstderr: %s", fact, w.read("journal.0"), w.stderr.String())
+		}
+	}
+}
+
+// awaitLog waits for text in a container's log: the program itself is running
+// then, not only the shell that becomes it.
+func (w *scriptRun) awaitLog(log, text string) {
+	w.t.Helper()
+	for since := time.Now(); !strings.Contains(w.read("log/"+log), text); time.Sleep(5 * time.Millisecond) {
+		if time.Since(since) > 30*time.Second {
+			w.t.Fatalf("no %q in log %s: %q", text, log, w.read("log/"+log))
+		}
+	}
+}
+
+// command leaves a command as the provider does, by rename.
+func (w *scriptRun) command(seq int, line string) {
+	w.t.Helper()
+	w.write("cmd/.new", line+"\n")
+	if err := os.Rename(filepath.Join(w.dir, "cmd/.new"), filepath.Join(w.dir, fmt.Sprintf("cmd/%010d", seq))); err != nil {
+		w.t.Fatal(err)
+	}
+}
+
+func (w *scriptRun) signal(s syscall.Signal) {
+	w.t.Helper()
+	if err := w.cmd.Process.Signal(s); err != nil {
+		w.t.Fatal(err)
+	}
+}
+
+// eachShell runs a test under every shell, all at once.
+func eachShell(t *testing.T, test func(t *testing.T, shell []string)) {
+	for _, shell := range testShells(t) {
+		t.Run(shell[0], func(t *testing.T) {
+			t.Parallel()
+			test(t, shell)
+		})
+	}
+}
+
+const (
+	untilTerm = `trap 'echo bye; exit 4' TERM; echo up; while :; do sleep 0.1; done`
+	ignoreAll = `trap '' TERM; echo up; while :; do sleep 0.1; done`
+)
