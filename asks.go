@@ -3,6 +3,7 @@ package knoc
 import (
 	"context"
 	"errors"
+	"slices"
 	"strings"
 	"time"
 
@@ -58,12 +59,14 @@ func (l *loop) squeued(jobs []job, asked time.Time) {
 		case w.busy || asked.Before(w.since) || w.jobID == "" && (w.doubt.IsZero() || asked.Before(w.doubt)):
 			continue // the answer is older than what is known
 		case w.jobID == "" && len(mine) > 0:
-			w.jobID, w.since, w.doubt = first(mine).ID, asked, time.Time{}
+			w.setJob(first(mine).ID, asked)
 			adopt[uid] = w.jobID
 			l.log.Info("found by name", "pod", w.meta.Namespace+"/"+w.meta.Name, "uid", uid, "job", w.jobID)
 		case w.jobID == "":
 			w.absent = asked
 			continue
+		case len(mine) > 0 && w.claim() == "" && (w.hint || first(mine).class() != ended && !lives(mine, w.jobID)):
+			w.setJob(first(mine).ID, asked) // accepted twice: the one that lives will run the pod
 		}
 		listed := false
 		w.extra = nil
@@ -87,6 +90,11 @@ func (l *loop) squeued(jobs []job, asked time.Time) {
 	l.hurry() // the watch reads the journals of jobs that have ended
 }
 
+// lives says whether the job is among those that have not ended.
+func lives(jobs []job, id string) bool {
+	return slices.ContainsFunc(jobs, func(j job) bool { return j.ID == id && j.class() != ended })
+}
+
 // first picks the job that runs a pod where no claim tells: one that lives
 // before one that has ended, the older before the newer.
 func first(jobs []job) job {
@@ -105,12 +113,14 @@ func first(jobs []job) job {
 
 // absent is for a job that squeue did not list. Once is nothing; twice, a
 // minute apart, asks sacct and scontrol. Where the journal is complete the job
-// has simply been forgotten.
+// has simply been forgotten; sacct is asked only if its end is a riddle still.
 func (l *loop) absent(w *work, asked time.Time) {
 	switch {
 	case w.jobGone():
-	case w.has("done"):
+	case w.has("done") && terminalPhase(w.status.Phase):
 		w.ended, w.over, w.dirty = asked, true, true
+	case w.has("done") && w.absent.IsZero():
+		w.absent, w.absentAgain = asked, asked
 	case w.absent.IsZero():
 		w.absent = asked
 	case asked.Sub(w.absent) >= absentFor:
@@ -162,7 +172,7 @@ func (l *loop) startSacct(now time.Time, works []*work) {
 			if w.jobID == "" {
 				continue
 			}
-			known, err := l.remote.knows(ctx, w.jobID)
+			known, err := l.remote.knows(ctx, w.meta.UID, w.jobID)
 			if err != nil {
 				return err
 			}
@@ -194,7 +204,7 @@ func (l *loop) accounted(works []*work, jobs []job, unknown map[types.UID]bool, 
 			// it was heard of in the meantime
 		case w.jobID == "" && len(mine) > 0:
 			j := first(mine)
-			w.jobID, w.since, w.doubt = j.ID, asked, time.Time{}
+			w.setJob(j.ID, asked)
 			w.observe(j, asked)
 			adopt[w.meta.UID] = j.ID
 		case w.jobID == "":
@@ -209,7 +219,11 @@ func (l *loop) accounted(works []*work, jobs []job, unknown map[types.UID]bool, 
 					found = true // accounting still takes it for alive: cannot tell
 				}
 			}
-			if !found && unknown[w.meta.UID] {
+			switch {
+			case w.jobGone():
+			case w.has("done") && (!found || asked.Sub(w.absent) >= absentFor):
+				w.lost, w.dirty = true, true // Slurm will not say more of an end that is known
+			case !found && unknown[w.meta.UID]:
 				w.lost, w.dirty = true, true
 				l.log.Warn("job is lost: squeue, scontrol and sacct do not know it and its journal has no end", "pod", w.meta.Namespace+"/"+w.meta.Name, "job", w.jobID)
 			}

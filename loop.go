@@ -284,14 +284,15 @@ func (l *loop) syncAPI() {
 		seen[pod.UID] = true
 		w := l.works[pod.UID]
 		if w == nil {
-			if terminalPhase(pod.Status.Phase) || !validUID(pod.UID) {
+			if terminalPhase(pod.Status.Phase) && pod.DeletionTimestamp == nil || !validUID(pod.UID) {
 				continue // ended before, and its directory is gone
 			}
 			w = &work{meta: metaOf(pod)}
-			if id := pod.Annotations[AnnotationJobID]; id != "" {
+			if id := pod.Annotations[AnnotationJobID]; id != "" && len(pod.Status.ContainerStatuses) > 0 {
 				// It was submitted once and its directory is gone: whatever
-				// became of it, it must not run a second time.
-				w.jobID, w.reported = id, true
+				// became of it, it must not run a second time. Without a
+				// status the annotation was copied from another pod.
+				w.jobID, w.hint, w.reported = id, true, true
 			}
 			l.works[pod.UID] = w
 		}
@@ -353,8 +354,8 @@ func (l *loop) decide(w *work, now time.Time, todo *plan) {
 
 	default:
 		todo.live = true
-		if w.deleting() {
-			l.stopWork(w, now, todo)
+		if w.deleting() && !w.hint && w.absent.IsZero() {
+			l.stopWork(w, now, todo) // while squeue does not list it, its id may be another's
 		}
 		l.follow(w, now, todo)
 	}
@@ -386,7 +387,7 @@ func (l *loop) stopWork(w *work, now time.Time, todo *plan) {
 	deadline := w.stopSent.Add(time.Duration(w.stopGrace)*time.Second + stopSlack)
 	switch {
 	case w.stopSent.IsZero() || grace < w.stopGrace:
-		if w.claim() != "" {
+		if w.claim() != "" && w.job.class() != queued {
 			todo.commands = append(todo.commands, command{string(w.meta.UID), w.jobID, "stop", "-", grace})
 		} else {
 			// It may start at this very moment: then it finds the command.
@@ -394,6 +395,13 @@ func (l *loop) stopWork(w *work, now time.Time, todo *plan) {
 				todo.commands = append(todo.commands, command{string(w.meta.UID), w.jobID, "stop", "-", grace})
 			}
 			todo.pending = append(todo.pending, w.jobID)
+		}
+	case w.job.class() == queued && w.job.State != "CONFIGURING" && w.jobAsOf.After(later(w.stopSent, w.cancelSent)):
+		// The cancelling was lost, or did not find it in state PENDING.
+		if w.job.State == "PENDING" {
+			todo.pending = append(todo.pending, w.jobID)
+		} else {
+			todo.cancel = append(todo.cancel, w.jobID)
 		}
 	case !now.Before(later(deadline, w.cancelSent.Add(30*time.Second))):
 		todo.cancel = append(todo.cancel, w.jobID)
@@ -421,7 +429,7 @@ func (l *loop) finish(w *work, now time.Time, todo *plan) {
 	}
 	// Whoever waits for this pod wants to see how it ended: the status goes
 	// first, though not for ever.
-	if w.staged && (w.dirty || !w.shown() && (w.notified.IsZero() || now.Before(w.notified.Add(3*time.Second)))) {
+	if w.staged && (w.dirty || w.unsent() && (w.notified.IsZero() || now.Before(w.notified.Add(3*time.Second)))) {
 		l.at(later(now, w.notified.Add(3*time.Second)))
 		return
 	}
@@ -478,7 +486,7 @@ func (l *loop) publish(w *work, now time.Time) {
 			w.notified = time.Time{}
 		}
 	}
-	if w.status.Phase == "" || terminalPhase(w.pod.Status.Phase) || w.shown() {
+	if !w.unsent() {
 		return
 	}
 	if again := w.notified.Add(resendAfter); now.Before(again) {
@@ -518,8 +526,8 @@ func (l *loop) startStop(todo plan) {
 		l.stopping = false
 		now := l.now()
 		// scancel's status tells nothing of a single job: what squeue says of
-		// it counts. Only an exchange that was cut is sent again.
-		if exit := (*exitError)(nil); err != nil && !errors.As(err, &exit) {
+		// it counts. Only an exchange that was cut, or found no directory, is sent again.
+		if exit := (*exitError)(nil); err != nil && (!errors.As(err, &exit) || exit.Status == exitCantCreate) {
 			l.stopAt = now.Add(2 * time.Second)
 			return
 		}

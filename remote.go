@@ -103,15 +103,12 @@ func (r *remote) start(ctx context.Context) ([]found, error) {
 		case "user":
 			r.user = string(body)
 		case "pod":
-			var f found
-			if err := json.Unmarshal(body, &f.Meta); err != nil || !validUID(f.Meta.UID) {
-				r.log.Warn("ignoring a directory whose meta cannot be read", "meta", string(body), "err", err)
-				f.Meta = podMeta{} // the records that follow belong to it
-			}
-			all = append(all, f)
+			all = append(all, found{Meta: r.readMeta(types.UID(rest), body)})
 		case "job":
-			all[last].JobID, err = parseJobID(body)
-			return err
+			// What is no id leaves the pod in doubt: it is looked for by name.
+			if all[last].JobID, err = parseJobID(body); err != nil {
+				r.log.Warn("a pod's file job has no job id", "uid", all[last].Meta.UID, "err", err)
+			}
 		case "claim":
 			if all[last].JobID == "" {
 				all[last].JobID = string(body)
@@ -143,6 +140,22 @@ func (r *remote) start(ctx context.Context) ([]found, error) {
 	return kept, nil
 }
 
+// readMeta reads the file meta of a pod's directory. Where it is broken the
+// directory's name still tells the UID, so that no job is forgotten; a directory
+// under another name than its pod's is none of knoc's and has no UID.
+func (r *remote) readMeta(dir types.UID, body []byte) podMeta {
+	var m podMeta
+	if err := json.Unmarshal(body, &m); err != nil || m.UID == "" {
+		r.log.Warn("a pod's file meta cannot be read", "directory", dir, "err", err)
+		m = podMeta{UID: dir, Grace: v1.DefaultTerminationGracePeriodSeconds}
+	}
+	if m.UID != dir || !validUID(dir) {
+		r.log.Warn("ignoring a directory that is not its pod's", "directory", dir, "uid", m.UID)
+		return podMeta{}
+	}
+	return m
+}
+
 // validUID says whether a pod UID can be the name of a directory and of a job.
 // The API server's are UUIDs; static pods' are hashes.
 func validUID(uid types.UID) bool {
@@ -156,6 +169,7 @@ const (
 	actionSubmit = "submit" // call sbatch, if it was not called before
 	actionRetry  = "retry"  // call it again: Slurm was asked and has no such job
 	actionSeal   = "seal"   // make sure that it is never called
+	actionDrop   = "drop"   // that it is never called again: Slurm was asked and has no such job
 )
 
 // submission is one pod for submit. Files are those of its directory but ready;
@@ -202,7 +216,7 @@ func (r *remote) submit(ctx context.Context, pods []submission) (map[types.UID]r
 		"SbatchSeconds": int(sbatchLimit.Seconds()), "LockSeconds": int(lockLimit.Seconds()),
 	}, &stream, func(name string, body []byte) error {
 		kind, uid, _ := strings.Cut(name, ".")
-		a := reply{Text: strings.TrimSpace(string(body))}
+		a := reply{Text: strings.ToValidUTF8(strings.TrimSpace(string(body)), "?")}
 		switch kind {
 		case "job":
 			id, err := parseJobID(body)
@@ -351,7 +365,7 @@ func (r *remote) slurm(ctx context.Context, words ...string) ([]byte, error) {
 		return nil
 	})
 	if exit := (*exitError)(nil); errors.As(err, &exit) {
-		text := strings.TrimSpace(exit.Stderr)
+		text := strings.ToValidUTF8(strings.TrimSpace(exit.Stderr), "?")
 		if exit.Status == 124 || exit.Status == 137 {
 			text = strings.TrimSpace(fmt.Sprintf("no answer in %v %s", slurmLimit, text))
 		}
@@ -403,13 +417,15 @@ func (r *remote) sinfo(ctx context.Context, partition string) (nodeResources, er
 	return parseSinfo(out)
 }
 
-// knows asks slurmctld for one job, which it may know longer than squeue shows it.
-func (r *remote) knows(ctx context.Context, jobID string) (bool, error) {
-	_, err := r.slurm(ctx, "scontrol", "--oneliner", "show", "job", jobID)
+// knows asks slurmctld for a pod's job, which it may know longer than squeue
+// shows it. Another job with that id is not the pod's: a slurmctld that lost its
+// state counts from the beginning again.
+func (r *remote) knows(ctx context.Context, uid types.UID, jobID string) (bool, error) {
+	out, err := r.slurm(ctx, "scontrol", "--oneliner", "show", "job", jobID)
 	if e := (*slurmError)(nil); errors.As(err, &e) && strings.Contains(e.Text, "Invalid job id") {
 		return false, nil
 	}
-	return err == nil, err
+	return err == nil && strings.Contains(string(out), " JobName="+jobName(uid)+" "), err
 }
 
 // jobName is the Slurm job name of a pod: how a job is found again when sbatch

@@ -60,10 +60,14 @@ func sbatchOptions(pod *v1.Pod, partition string) ([]string, error) {
 	return options, nil
 }
 
+// longestGrace is ten years: the API takes any number, which then overflows here
+// or in the shell.
+const longestGrace = 10 * 365 * 24 * 3600
+
 // gracePeriod is the pod's own, or the API server's default.
 func gracePeriod(pod *v1.Pod) int64 {
 	if s := pod.Spec.TerminationGracePeriodSeconds; s != nil {
-		return *s
+		return min(*s, longestGrace)
 	}
 	return v1.DefaultTerminationGracePeriodSeconds
 }

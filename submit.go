@@ -27,6 +27,8 @@ func (l *loop) startSubmit(works []*work) {
 	for _, w := range works {
 		w.busy = true
 		switch {
+		case w.deleting() && w.retry:
+			list = append(list, submission{UID: w.meta.UID, Action: actionDrop})
 		case w.deleting():
 			list = append(list, submission{UID: w.meta.UID, Action: actionSeal})
 		case w.retry:
@@ -119,8 +121,8 @@ func (l *loop) answered(w *work, a reply, told bool, err error, now time.Time) {
 	w.unsure, w.staged, w.trouble, w.doubt = false, a.outcome != unstaged, "", time.Time{}
 	switch a.outcome {
 	case submitted:
-		w.jobID, w.tries = a.Text, 0
-		w.since, w.checkAt = now, now.Add(3*time.Second)
+		w.setJob(a.Text, now)
+		w.tries, w.checkAt = 0, now.Add(3*time.Second)
 		l.log.Info("submitted", "pod", w.meta.Namespace+"/"+w.meta.Name, "uid", w.meta.UID, "job", w.jobID)
 	case sealed:
 		w.sealed, w.retryAt = true, time.Time{}
@@ -152,7 +154,7 @@ func (l *loop) notAccepted(w *work) {
 // job, which no later try would change (the texts are those of
 // slurm/slurm_errno.h). A limit on the number of jobs is none: it passes.
 func rejected(text string) bool {
-	if strings.Contains(text, "MaxSubmitJob") || strings.Contains(text, "MaxJobs") {
+	if strings.Contains(text, "SubmitJob") || strings.Contains(text, "MaxJobs") {
 		return false
 	}
 	for _, verdict := range []string{

@@ -40,6 +40,7 @@ type work struct {
 	refused  *refusal
 	waiting  *notYet
 	jobID    string
+	hint     bool      // jobID is only what the pod's annotation says: nothing is done to that job
 	since    time.Time // when jobID became known
 	extra    []string  // other jobs of this pod that wait in the queue
 	reported bool      // event Submitted is written
@@ -108,9 +109,19 @@ func (w *work) deleting() bool {
 // grace is how long the containers may take to end, in seconds.
 func (w *work) grace() int64 {
 	if w.pod != nil && w.pod.DeletionGracePeriodSeconds != nil {
-		return *w.pod.DeletionGracePeriodSeconds
+		return min(*w.pod.DeletionGracePeriodSeconds, longestGrace)
 	}
 	return w.meta.Grace
+}
+
+// setJob takes a job for the pod's. What was known of another one, or that there
+// seemed to be none, says nothing of it.
+func (w *work) setJob(id string, now time.Time) {
+	w.jobID, w.hint, w.since, w.doubt, w.refused = id, false, now, time.Time{}, nil
+	w.job, w.alive, w.jobAsOf = job{}, job{}, time.Time{}
+	w.ended, w.over, w.lost = time.Time{}, false, false
+	w.absent, w.absentAgain = time.Time{}, time.Time{}
+	w.stopSent, w.cancelSent, w.dirty = time.Time{}, time.Time{}, true
 }
 
 // jobGone says that Slurm has no live job for the pod.
@@ -137,8 +148,9 @@ func (w *work) read(restart int, offset int64, data []byte, asked, now time.Time
 		w.events = parseJournal(w.journal)
 		w.eventTime, w.staged, w.dirty, fresh = now, true, true, true
 		if id := w.claim(); id != "" && id != w.jobID {
-			w.jobID, w.since, w.doubt = id, now, time.Time{} // whoever holds the claim runs the pod
+			w.setJob(id, now) // whoever holds the claim runs the pod
 		}
+		w.hint, w.lost = false, false
 		if w.has("done") {
 			w.checkAt, w.checks = now.Add(500*time.Millisecond), 0
 		}
@@ -154,10 +166,10 @@ func (w *work) observe(j job, asked time.Time) {
 	if j.State != w.job.State || j.Reason != w.job.Reason || j.ID != w.job.ID {
 		w.dirty = true
 	}
-	w.job, w.jobAsOf = j, asked
+	w.job, w.jobAsOf, w.hint = j, asked, false
 	w.absent, w.absentAgain = time.Time{}, time.Time{}
 	if j.class() != ended {
-		w.alive, w.ended, w.over = j, time.Time{}, false
+		w.alive, w.ended, w.over, w.lost = j, time.Time{}, false, false
 	} else if w.ended.IsZero() {
 		w.ended = asked
 	}
@@ -200,6 +212,11 @@ func (w *work) podWithStatus() *v1.Pod {
 // shown says whether the API server's copy has all that knoc wants it to have.
 func (w *work) shown() bool {
 	return equality.Semantic.DeepEqual(w.status, w.pod.Status) && (w.jobID == "" || w.pod.Annotations[AnnotationJobID] == w.jobID)
+}
+
+// unsent says that the API server's copy lacks something that it would take.
+func (w *work) unsent() bool {
+	return w.status.Phase != "" && !terminalPhase(w.pod.Status.Phase) && !w.shown()
 }
 
 // newerJob compares Slurm job ids as numbers.

@@ -58,8 +58,9 @@ say user "$(id -un)"
 for f in */meta; do
 	d=${f%/meta}
 	case $d in '*' | *.new-*) continue ;; esac
-	IFS= read -r line <"$f" || continue
-	say pod "$line"
+	line=
+	IFS= read -r line <"$f"
+	say "pod.$d" "$line"
 	if [ -s "$d/job" ] && read -r line <"$d/job"; then say job "$line"; fi
 	line=$(readlink "$d/claim" 2>/dev/null) && say claim "$line"
 	newest=
@@ -73,4 +74,6 @@ for f in */meta; do
 		say "journal.$newest" "${text%.}"
 	fi
 done
+# Pods that arrived by half, with their secrets; earlier epochs' exchanges are fenced.
+rm -rf ./*.new-*
 exit 0

@@ -10,19 +10,26 @@ fence() {
 fence
 # Commands into running jobs: a file each, then one signal that wakes them all
 # (they also look by themselves every few seconds).
-wake=
+wake= term=
 command() { # UID JOB VERB CONTAINER NUMBER
+	if put "$@"; then
+		wake="$wake $2"
+	elif [ "$3" = stop ]; then
+		term="$term $2" # a full disk, a directory that is gone: TERM says the same, with the pod's own grace
+	fi
+}
+put() {
 	[ -d "$1/cmd" ] || return
 	set -- "$@" "$1"/cmd/*
 	for last; do :; done
 	last=${last##*/}
 	case $last in *[!0-9]* | '') last=1000000000 ;; esac
 	printf '%s %s %s\n' "$3" "$4" "$5" >"$1/cmd.new" && mv "$1/cmd.new" "$1/cmd/$((last + 1))"
-	wake="$wake $2"
 }
 command 'u-1' '12' 'stop' '-' 30
 rc=0
 [ -z "$wake" ] || timeout -k 5 30 scancel --batch --signal=USR1 $wake || rc=$?
+[ -z "$term" ] || timeout -k 5 30 scancel --batch --signal=TERM $term || rc=$?
 timeout -k 5 30 scancel --quiet '13' || rc=$?
 timeout -k 5 30 scancel --quiet --state=PENDING '14' 'it'\''s "$(id)" \' || rc=$?
 exit $rc

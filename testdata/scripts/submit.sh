@@ -19,29 +19,33 @@ tar -xf - 2>"$errors"
 # - retry: knoc has asked Slurm and it does not have the job: calls sbatch again,
 #   when the last call is surely over (it is bounded by timeout);
 # - seal: the pod is to go: takes the lock, so that nobody calls sbatch any more,
-#   not even an exchange that lost its connection and is still at work here.
+#   not even an exchange that lost its connection and is still at work here;
+# - drop: seal, as retry would: sbatch was called, and Slurm does not have the job.
 submit() {
 	d=$1 new=$1.new-1000000001
 	if [ -e "$d/ready" ]; then
 		rm -rf "$new" # an earlier exchange got as far as this
-	elif [ "$2" != seal ]; then
+	elif [ "$2" = seal ] || [ "$2" = drop ]; then
+		mkdir -p "$d" || return
+	else
 		[ -e "$new/ready" ] || return
 		fence
 		mv -T "$new" "$d" || return
 	fi
 	[ -s "$d/job" ] && return
-	if [ "$2" = seal ]; then
-		mkdir -p "$d" && mkdir "$d/lock" 2>/dev/null && : >"$d/sealed"
-		return
-	fi
 	if ! mkdir "$d/lock" 2>/dev/null; then
-		[ "$2" = retry ] && [ ! -e "$d/sealed" ] || return
+		[ "$2" = retry ] || [ "$2" = drop ] || return
+		[ ! -e "$d/sealed" ] || return
 		since=0
 		read -r since <"$d/lock/since" 2>/dev/null
 		[ -e "$d/lock/over" ] || [ $(($(date +%s) - ${since:-0})) -gt 120 ] || return
 		mv -T "$d/lock" "$d/lock.$$" && mkdir "$d/lock" || return
 	fi
-	date +%s >"$d/lock/since"
+	if [ "$2" = seal ] || [ "$2" = drop ]; then
+		: >"$d/sealed"
+		return
+	fi
+	date +%s >"$d/lock/since" || return # without it nobody could tell when the call is over
 	fence
 	id=$(timeout -k 5 60 sbatch --parsable --no-requeue --export=NONE --chdir="$PWD/$d" --output="$PWD/$d/slurm.out" "--job-name=knoc-$d" "$d/pod.sh" 2>"$d/submit.error")
 	rc=$?
@@ -56,7 +60,7 @@ submit() {
 n=0
 set -- 'u-1' 'submit' 'it'\''s "$(id)" \' 'seal'
 while [ $# -gt 1 ]; do
-	if [ ! -e "$down" ] || [ "$2" = seal ]; then
+	if [ ! -e "$down" ] || [ "$2" = seal ] || [ "$2" = drop ]; then
 		submit "$1" "$2" &
 		n=$((n + 1))
 		[ $((n % 4)) = 0 ] && wait

@@ -1,0 +1,315 @@
+package knoc
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+// waitingWith waits until a container's waiting message has the text.
+func (k *knocTest) waitingWith(pod *v1.Pod, text string) *v1.Pod {
+	k.Helper()
+	return k.wait(pod.UID, "waiting with "+text, func(pod *v1.Pod) bool {
+		return len(pod.Status.ContainerStatuses) == 1 && pod.Status.ContainerStatuses[0].State.Waiting != nil &&
+			strings.Contains(pod.Status.ContainerStatuses[0].State.Waiting.Message, text)
+	})
+}
+
+// restart is kill -9 and a new start, with what happens in between.
+func (k *knocTest) restart(between func()) {
+	k.Helper()
+	k.stop()
+	<-k.done
+	between()
+	k.start()
+}
+
+const noController = "sbatch: error: Batch job submission failed: Unable to contact slurm controller (connect failure)\n"
+
+// TestDeleteInDoubt: sbatch was called and failed, Slurm turns out not to have
+// the job, and the pod was deleted meanwhile: it goes, and never runs.
+func TestDeleteInDoubt(t *testing.T) {
+	k := newKnocTest(t)
+	k.start()
+	k.cluster.Slurm("sbatch.error", noController)
+	pod := k.api.create(k.pod("doubtful", k.ran("doubtful")))
+	k.waitingWith(pod, "Unable to contact slurm controller")
+	k.api.remove(pod.UID, 30)
+	k.leap(5 * time.Minute)
+	k.waitGone(pod.UID)
+	if n := k.calls("sbatch"); n > 2 {
+		t.Errorf("sbatch was called %d times for a pod that was deleted after the first", n)
+	}
+}
+
+// TestKilledAndForgotten: a container that was killed leaves to Slurm whether it
+// was for want of memory; where squeue has forgotten the job, sacct tells.
+func TestKilledAndForgotten(t *testing.T) {
+	for _, c := range []struct{ name, accounting, reason string }{{"sacct", "", "OOMKilled"}, {"none", "sacct.disabled", "Error"}} {
+		t.Run(c.name, func(t *testing.T) {
+			k := newKnocTest(t)
+			k.start()
+			if c.accounting != "" {
+				k.cluster.Slurm(c.accounting, "")
+			}
+			pod := k.api.create(k.pod("killed", k.ran("killed")+"while [ ! -e "+k.cluster.Home+"/go ]; do sleep 0.1; done; exit 137"))
+			got := k.wait(pod.UID, "Running", inPhase(v1.PodRunning))
+			id := got.Annotations[AnnotationJobID]
+			k.restart(func() {
+				k.cluster.Slurm("job/"+id+"/force-state", "OUT_OF_MEMORY")
+				k.cluster.Sh("touch go")
+				k.cluster.WaitState(id, "OUT_OF_MEMORY")
+				k.cluster.Slurm("minjobage", "0")
+			})
+			got = k.wait(pod.UID, "Failed", inPhase(v1.PodFailed))
+			if exitCode(got) != 137 || got.Status.ContainerStatuses[0].State.Terminated.Reason != c.reason {
+				t.Errorf("%+v, want 137 and %s", got.Status.ContainerStatuses[0].State.Terminated, c.reason)
+			}
+			k.once("killed")
+		})
+	}
+}
+
+// TestCancelledAndForgotten: the same for a job that was told to stop.
+func TestCancelledAndForgotten(t *testing.T) {
+	k := newKnocTest(t)
+	k.start()
+	pod := k.api.create(k.pod("stopped", k.ran("stopped")+"trap 'exit 0' TERM; while :; do sleep 0.1; done"))
+	got := k.wait(pod.UID, "Running", inPhase(v1.PodRunning))
+	id := got.Annotations[AnnotationJobID]
+	k.restart(func() {
+		k.cluster.Slurm("killwait", "10")
+		k.cluster.Sh("scancel " + id)
+		k.cluster.WaitState(id, "CANCELLED")
+		k.cluster.Slurm("minjobage", "0")
+	})
+	got = k.wait(pod.UID, "Failed", inPhase(v1.PodFailed))
+	if got.Status.Reason != "SlurmJobCancelled" {
+		t.Errorf("reason %q %q, want SlurmJobCancelled", got.Status.Reason, got.Status.Message)
+	}
+}
+
+// TestFailedByOthers: somebody else, such as the pod garbage collector, set the
+// phase; the job is ended and the object goes all the same.
+func TestFailedByOthers(t *testing.T) {
+	k := newKnocTest(t)
+	k.start()
+	pod := k.api.create(k.pod("others", "sleep 1000"))
+	got := k.wait(pod.UID, "Running", inPhase(v1.PodRunning))
+	id := got.Annotations[AnnotationJobID]
+	k.restart(func() {
+		k.api.update(pod.UID, func(pod *v1.Pod) {
+			pod.Status.Phase = v1.PodFailed
+			delete(pod.Annotations, AnnotationJobID)
+		})
+	})
+	k.api.remove(pod.UID, 1)
+	k.waitGone(pod.UID)
+	k.cluster.WaitState(id, "FAILED", "CANCELLED", "COMPLETED")
+}
+
+// TestDeletedWithoutDirectory: a pod that ended and is being deleted, and of
+// which the cluster has nothing, still has to go.
+func TestDeletedWithoutDirectory(t *testing.T) {
+	k := newKnocTest(t)
+	now, grace := metav1.Now(), int64(30)
+	pod := k.pod("refused", "true")
+	pod.DeletionTimestamp, pod.DeletionGracePeriodSeconds = &now, &grace
+	pod.Status.Phase = v1.PodFailed
+	k.api.create(pod)
+	k.start()
+	k.waitGone(pod.UID)
+}
+
+// TestCopiedAnnotation: a pod made from another one's YAML carries its job id,
+// and is a pod like any other.
+func TestCopiedAnnotation(t *testing.T) {
+	k := newKnocTest(t)
+	k.start()
+	pod := k.pod("copy", k.ran("copy"))
+	pod.Annotations = map[string]string{AnnotationJobID: "77"}
+	k.api.create(pod)
+	k.wait(pod.UID, "Succeeded", inPhase(v1.PodSucceeded))
+	k.once("copy")
+}
+
+// TestForeignJobIsSafe: a job id is only a hint until squeue lists the job under
+// the pod's name. Whatever the annotation says, another's job is not touched.
+func TestForeignJobIsSafe(t *testing.T) {
+	k := newKnocTest(t)
+	k.start()
+	victim := k.api.create(k.pod("victim", "sleep 1000"))
+	got := k.wait(victim.UID, "Running", inPhase(v1.PodRunning))
+	id := got.Annotations[AnnotationJobID]
+	evil := k.pod("evil", "true")
+	evil.Annotations = map[string]string{AnnotationJobID: id}
+	evil.Status = *got.Status.DeepCopy()
+	k.api.create(evil)
+	k.api.remove(evil.UID, 0)
+	for range 6 {
+		time.Sleep(700 * time.Millisecond)
+		k.leap(time.Minute)
+	}
+	k.waitGone(evil.UID)
+	if state := k.cluster.JobFile(id, "state"); state != "RUNNING" {
+		t.Errorf("the other pod's job is %s, want RUNNING", state)
+	}
+}
+
+// TestJobIDReused: slurmctld lost its state and gives out old ids again.
+func TestJobIDReused(t *testing.T) {
+	k := newKnocTest(t)
+	k.cluster.Slurm("sacct.disabled", "")
+	k.start()
+	pod := k.api.create(k.pod("lost", "sleep 1000"))
+	got := k.wait(pod.UID, "Running", inPhase(v1.PodRunning))
+	id := got.Annotations[AnnotationJobID]
+	k.cluster.Sh(". bin/slurm.lib; for p in $(processes " + id + "); do kill -9 $p; done; sleep 0.5; rm -rf .slurm/job/" + id +
+		"; printf '#!/bin/sh\nsleep 1000\n' >s; sbatch -J knoc-uid-other s")
+	k.cluster.WaitState(id, "RUNNING")
+	for range 4 {
+		k.leap(time.Minute)
+		time.Sleep(700 * time.Millisecond)
+	}
+	got = k.wait(pod.UID, "Failed", inPhase(v1.PodFailed))
+	if got.Status.Reason != "JobLost" {
+		t.Errorf("reason %q, want JobLost", got.Status.Reason)
+	}
+	k.api.remove(pod.UID, 0)
+	k.waitGone(pod.UID)
+	if state := k.cluster.JobFile(id, "state"); state != "RUNNING" {
+		t.Errorf("the other job with this id is %s, want RUNNING", state)
+	}
+}
+
+// TestClaimOfAnotherJob: Slurm accepted a pod twice, knoc knew of the one that
+// found the claim taken and ended at once. What Slurm said of that one must not
+// be taken for the end of the other.
+func TestClaimOfAnotherJob(t *testing.T) {
+	now := time.Unix(1700000000, 0)
+	w := &work{jobID: "2", staged: true}
+	w.observe(job{ID: "2", State: "COMPLETED"}, now)
+	w.read(0, 0, []byte("1700000000 claim 1\n1700000000 start main 0\n"), now.Add(time.Second), now.Add(time.Second))
+	if w.jobID != "1" || w.jobGone() || w.over {
+		t.Errorf("job %s, gone %v, over %v; want job 1, alive", w.jobID, w.jobGone(), w.over)
+	}
+	w.observe(job{ID: "1", State: "COMPLETED"}, now.Add(2*time.Second))
+	if !w.jobGone() {
+		t.Error("the end of the job itself is not seen")
+	}
+}
+
+// TestBrokenFiles: what is broken in one pod's directory is that pod's trouble.
+func TestBrokenFiles(t *testing.T) {
+	k := newKnocTest(t)
+	k.start()
+	a := k.api.create(k.pod("job", k.ran("job")+"sleep 2; exit 3"))
+	b := k.api.create(k.pod("meta", "sleep 1000"))
+	k.wait(a.UID, "Running", inPhase(v1.PodRunning))
+	got := k.wait(b.UID, "Running", inPhase(v1.PodRunning))
+	k.restart(func() {
+		k.cluster.Sh("cd .knoc/knoc-c1 && echo >uid-job/job && echo garbage >uid-meta/meta")
+		k.api.mu.Lock()
+		delete(k.api.pods, b.UID)
+		k.api.mu.Unlock()
+	})
+	if got := k.wait(a.UID, "Failed", inPhase(v1.PodFailed)); exitCode(got) != 3 {
+		t.Errorf("exit code %d, want 3", exitCode(got))
+	}
+	k.once("job")
+	k.waitGone(b.UID)
+	k.cluster.WaitState(got.Annotations[AnnotationJobID], "CANCELLED", "FAILED", "COMPLETED")
+}
+
+// TestStopWithoutCommand: where no command can be written (a full disk, a
+// directory wiped by its owner) a signal does; a long grace period is not waited for.
+func TestStopWithoutCommand(t *testing.T) {
+	k := newKnocTest(t)
+	k.start()
+	pod := k.api.create(k.pod("full", "trap 'exit 4' TERM; while :; do sleep 0.1; done"))
+	k.wait(pod.UID, "Running", inPhase(v1.PodRunning))
+	k.cluster.Sh("cd .knoc/knoc-c1/" + string(pod.UID) + " && rm -rf cmd")
+	k.api.remove(pod.UID, 3600)
+	k.waitGone(pod.UID)
+}
+
+// TestCancelLost: the cancelling of a queued job fails while slurmctld is away.
+func TestCancelLost(t *testing.T) {
+	k := newKnocTest(t)
+	k.cluster.Slurm("hold", "")
+	k.start()
+	pod := k.api.create(k.pod("queued", k.ran("queued")))
+	k.waitingWith(pod, "Priority")
+	k.cluster.Slurm("scancel.error", "scancel: error: Unable to contact slurm controller\n")
+	k.api.remove(pod.UID, 3600)
+	for end := time.Now().Add(20 * time.Second); !strings.Contains(strings.Join(k.cluster.SlurmCalls("scancel"), "\n"), "--state=PENDING"); time.Sleep(20 * time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatal("scancel was never called")
+		}
+	}
+	k.cluster.NoSlurm("scancel.error")
+	k.leap(time.Minute)
+	k.waitGone(pod.UID)
+	if n := k.runs("queued"); n != 0 {
+		t.Errorf("it ran %d times", n)
+	}
+}
+
+// TestHugeGrace: the longest grace period that the API takes is long, not none.
+func TestHugeGrace(t *testing.T) {
+	k := newKnocTest(t)
+	k.start()
+	pod := k.pod("huge", "trap 'sleep 2; exit 4' TERM; while :; do sleep 0.1; done")
+	grace := int64(1<<63 - 1)
+	pod.Spec.TerminationGracePeriodSeconds = &grace
+	k.api.create(pod)
+	k.wait(pod.UID, "Running", inPhase(v1.PodRunning))
+	k.api.remove(pod.UID, grace)
+	k.waitGone(pod.UID)
+	if got := k.api.get(pod.UID); exitCode(got) != 4 {
+		t.Errorf("exit code %d, want 4: it had time to end by itself", exitCode(got))
+	}
+}
+
+// TestOddErrorText: sbatch's words need not be UTF-8, and are long.
+func TestOddErrorText(t *testing.T) {
+	k := newKnocTest(t)
+	k.start()
+	k.cluster.Slurm("sbatch.error", strings.Repeat("é\xff", 3000)+"\nsbatch: error: Batch job submission failed: Invalid account or account/partition combination specified\n")
+	pod := k.api.create(k.pod("odd", "true"))
+	k.wait(pod.UID, "Failed", inPhase(v1.PodFailed))
+	k.p.mu.RLock()
+	defer k.p.mu.RUnlock()
+	for _, w := range k.p.works {
+		if text := w.trouble + w.refused.Message; strings.ToValidUTF8(text, "") != text {
+			t.Error("sbatch's text is not valid UTF-8: the API server would keep another one")
+		}
+	}
+}
+
+// TestGroupLimitPasses: a limit on the jobs that may be submitted is no verdict.
+func TestGroupLimitPasses(t *testing.T) {
+	for _, text := range []string{"AssocGrpSubmitJobsLimit", "QOSGrpSubmitJobsLimit", "AssocMaxSubmitJobLimit", "QOSMaxSubmitJobPerUserLimit"} {
+		if rejected("sbatch: error: " + text + "\nsbatch: error: Batch job submission failed: Job violates accounting/QOS policy (job submit limit, user's size and/or time limits)") {
+			t.Errorf("%s is taken for a verdict", text)
+		}
+	}
+}
+
+// TestHalvesAreRemoved: what an earlier knoc staged of a pod that is gone may
+// hold secrets.
+func TestHalvesAreRemoved(t *testing.T) {
+	k := newKnocTest(t)
+	k.start()
+	k.restart(func() {
+		k.cluster.Sh("cd .knoc/knoc-c1 && mkdir -p uid-gone.new-1000000001/env && echo secret >uid-gone.new-1000000001/env/main")
+	})
+	if _, err := os.Stat(filepath.Join(k.dir(), "uid-gone.new-1000000001")); !os.IsNotExist(err) {
+		t.Errorf("half a pod is still there: %v", err)
+	}
+}
