@@ -169,7 +169,7 @@ func (l *loop) startSacct(now time.Time, works []*work) {
 			return err
 		}
 		for _, w := range works {
-			if w.jobID == "" {
+			if w.jobID == "" || w.absentAgain.IsZero() {
 				continue
 			}
 			known, err := l.remote.knows(ctx, w.meta.UID, w.jobID)
@@ -200,7 +200,18 @@ func (l *loop) accounted(works []*work, jobs []job, unknown map[types.UID]bool, 
 	for _, w := range works {
 		mine := byUID[w.meta.UID]
 		switch {
-		case w.busy || l.works[w.meta.UID] != w || w.absent.IsZero():
+		case w.busy || l.works[w.meta.UID] != w:
+			// it has changed in the meantime
+		case w.asksWho():
+			for _, j := range mine {
+				if j.ID == w.jobID && j.class() == ended {
+					w.observe(j, asked)
+				}
+			}
+			if len(jobs) == 0 || w.job.By != "" {
+				w.who, w.dirty = true, true // or there is no accounting
+			}
+		case w.absent.IsZero():
 			// it was heard of in the meantime
 		case w.jobID == "" && len(mine) > 0:
 			j := first(mine)

@@ -428,26 +428,3 @@ func expand(s string, lookup func(name string) ([]valuePart, bool)) []valuePart 
 		}
 	}
 }
-
-// expandArg expands $(VAR) in one word of a command or of args, with the
-// resolved environment of its container (kubelet: ExpandContainerCommandAndArgs).
-// The result is for the job script, of which Slurm keeps copies, so it refuses a
-// word that refers to the value of a Secret; and one that refers to what only
-// the compute node knows, since a script's word is fixed before.
-func expandArg(s string, vars []envVar) (string, error) {
-	env := environment{at: map[string]int{}}
-	for _, v := range vars {
-		env.set(v.Name, v.Value)
-	}
-	var b strings.Builder
-	for _, p := range expand(s, env.lookup) {
-		switch {
-		case p.Secret:
-			return "", refuse("UnsupportedField", "command or args: %.100q refers to the value of a Secret by $(VAR), which would copy it into the job script that Slurm keeps; let the program read the variable from its environment, or mount the Secret as a file", s)
-		case p.Var != "":
-			return "", refuse("UnsupportedField", "command or args: %.100q refers by $(VAR) to an address that is known only on the compute node; let the program read the variable from its environment", s)
-		}
-		b.WriteString(p.Text)
-	}
-	return b.String(), nil
-}

@@ -316,35 +316,3 @@ func TestExpand(t *testing.T) {
 		t.Fatalf("literal text is not one part: %v", got)
 	}
 }
-
-func TestExpandArg(t *testing.T) {
-	c := testContainer(t, `{env: [{name: A, value: "a 'q'"}, {name: B, value: $(A)}, {name: P, valueFrom: {secretKeyRef: {name: s, key: PASSWORD}}}, {name: Q, value: u:$(P)}, {name: IP, valueFrom: {fieldRef: {fieldPath: status.hostIPs}}}, {name: URL, value: "http://$(IP)/"}]}`)
-	vars, err := stageEnv(t.Context(), testPod(), c, envObjects(), nodeFacts{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	for in, want := range map[string]string{
-		"":                    "",
-		"$(NO)":               "$(NO)",
-		"echo $(A) $HOME $$x": "echo a 'q' $HOME $x",
-		"$(A)$(B)":            "a 'q'a 'q'",
-		"$$(P) $$(IP)":        "$(P) $(IP)",
-	} {
-		if got, err := expandArg(in, vars); err != nil || got != want {
-			t.Errorf("%q: got %q, %v, want %q", in, got, err, want)
-		}
-	}
-	for in, want := range map[string]string{
-		"-p$(P)":           `"-p$(P)" refers to the value of a Secret`,
-		"$(Q)":             "refers to the value of a Secret",
-		"--addr=$(IP):80":  "known only on the compute node",
-		"$(URL)":           "known only on the compute node",
-		"$(A) $(IP) $(P)!": "known only on the compute node",
-	} {
-		_, err := expandArg(in, vars)
-		checkError(t, err, want, false)
-		if strings.Contains(err.Error(), "p'") {
-			t.Fatalf("the secret stands in the error: %v", err)
-		}
-	}
-}

@@ -259,13 +259,13 @@ func (c statusPods) UpdateStatus(ctx context.Context, pod *v1.Pod, _ metav1.Upda
 		if stored.UID != pod.UID {
 			return nil, apierrors.NewNotFound(v1.Resource("pods"), pod.Name)
 		}
-		patch, err := statusPatch(stored, pod)
-		if err != nil {
+		var patch []byte
+		if patch, err = statusPatch(stored, pod); err != nil {
 			return nil, err
 		}
-		updated, err := c.Patch(ctx, pod.Name, types.StrategicMergePatchType, patch, metav1.PatchOptions{}, "status")
-		if !apierrors.IsConflict(err) || try == 3 {
-			return updated, err
+		updated, patchErr := c.Patch(ctx, pod.Name, types.StrategicMergePatchType, patch, metav1.PatchOptions{}, "status")
+		if !apierrors.IsConflict(patchErr) || try == 3 {
+			return updated, patchErr
 		}
 		stored, err = c.Get(ctx, pod.Name, metav1.GetOptions{})
 	}

@@ -11,16 +11,17 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// How often the loop asks Slurm. squeue is asked periodically and, when an
-// event makes its word wanted (a job was stopped, a submission is in doubt), out
-// of turn from a small allowance; so a site sees at most three a minute in the
-// long run, whatever the number of pods.
+// How often the loop asks Slurm. squeue is asked periodically and, while an event
+// makes its word wanted (a job was stopped, a submission is in doubt), out of turn
+// from an allowance that fills every 3 s. One question serves all pods, so what a
+// site sees does not grow with their number; with quiet pods it is two a minute.
 const (
 	squeueEvery = 30 * time.Second
 	sinfoEvery  = 60 * time.Second
 	listApart   = 5 * time.Second  // two LISTs that must both lack a UID
 	resendAfter = 10 * time.Second // a status that the API does not show
 	stopSlack   = 15 * time.Second // after the grace period, before scancel
+	whoWithin   = 75 * time.Second // sacct may be asked once in 60 s
 )
 
 // loop is the state of run that no other goroutine sees.
@@ -71,7 +72,7 @@ func (p *KNOCProvider) run(ctx context.Context) error {
 	defer cancel()
 	defer p.ssh.Close()
 	l := &loop{KNOCProvider: p, ctx: ctx, apiChanged: true,
-		squeueBudget: budget{burst: 6, every: 20 * time.Second},
+		squeueBudget: budget{burst: 10, every: 3 * time.Second},
 		sacctBudget:  budget{burst: 2, every: 60 * time.Second},
 	}
 	if err := l.adopt(); err != nil {
@@ -327,7 +328,16 @@ func (l *loop) decide(w *work, now time.Time, todo *plan) {
 		todo.remove = append(todo.remove, w)
 
 	case w.refused != nil || w.jobGone():
-		// nothing more will happen; the directory stays for its logs
+		// Nothing more will happen; the directory stays for its logs. Only who
+		// cancelled a job may be open: sacct knows, if it does soon.
+		if w.over && w.asksWho() {
+			if late := w.ended.Add(whoWithin); now.Before(late) {
+				todo.sacct = append(todo.sacct, w)
+				l.at(late)
+			} else {
+				w.who, w.dirty = true, true
+			}
+		}
 
 	case w.jobID == "" && w.doubt.IsZero():
 		// Slurm does not have it, as far as is known.

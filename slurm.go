@@ -236,7 +236,7 @@ func (j job) ending() (reason, message string) {
 	if j.NodeList != "" {
 		fmt.Fprintf(&b, " on %s", j.NodeList)
 	}
-	if j.Reason != "" {
+	if j.Reason != "" && j.State != "CANCELLED" { // there it is of its time in the queue
 		fmt.Fprintf(&b, ": %s", j.Reason)
 	}
 	return s.reason, b.String()

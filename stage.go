@@ -61,8 +61,7 @@ func (p *KNOCProvider) stageIn(ctx context.Context, pod *v1.Pod, dir string) (fi
 	if err != nil {
 		return nil, ignored, err
 	}
-	spelt := pod.DeepCopy() // with $(VAR) in command and args replaced
-	for _, c := range allContainers(spelt) {
+	for _, c := range allContainers(pod) {
 		vars, err := stageEnv(ctx, pod, c, objs, facts)
 		if err != nil {
 			return nil, ignored, err
@@ -72,15 +71,8 @@ func (p *KNOCProvider) stageIn(ctx context.Context, pod *v1.Pod, dir string) (fi
 			return nil, ignored, err
 		}
 		files = append(files, file{Name: "env/" + c.Name, Mode: 0o600, Body: body})
-		for _, words := range [][]string{c.Command, c.Args} {
-			for i := range words {
-				if words[i], err = expandArg(words[i], vars); err != nil {
-					return nil, ignored, err
-				}
-			}
-		}
 	}
-	script, err := newPodScript(spelt, scriptConfig{
+	script, err := newPodScript(pod, scriptConfig{
 		Dir:                dir,
 		Runtime:            p.cfg.Runtime,
 		InsecureRegistries: p.cfg.InsecureRegistries,

@@ -58,6 +58,8 @@ type work struct {
 	// the journal was read to its end after that, so no more can come.
 	ended time.Time
 	over  bool
+	// who says that it is known who cancelled the job, or that nobody will tell.
+	who bool
 	// absent is when squeue first did not list the job, absentAgain a time
 	// 60 s later and more; zero: it is listed.
 	absent, absentAgain time.Time
@@ -119,7 +121,7 @@ func (w *work) grace() int64 {
 func (w *work) setJob(id string, now time.Time) {
 	w.jobID, w.hint, w.since, w.doubt, w.refused = id, false, now, time.Time{}, nil
 	w.job, w.alive, w.jobAsOf = job{}, job{}, time.Time{}
-	w.ended, w.over, w.lost = time.Time{}, false, false
+	w.ended, w.over, w.lost, w.who = time.Time{}, false, false, false
 	w.absent, w.absentAgain = time.Time{}, time.Time{}
 	w.stopSent, w.cancelSent, w.dirty = time.Time{}, time.Time{}, true
 }
@@ -166,6 +168,9 @@ func (w *work) observe(j job, asked time.Time) {
 	if j.State != w.job.State || j.Reason != w.job.Reason || j.ID != w.job.ID {
 		w.dirty = true
 	}
+	if j.By == "" && j.ID == w.job.ID {
+		j.By = w.job.By // sacct told, squeue cannot
+	}
 	w.job, w.jobAsOf, w.hint = j, asked, false
 	w.absent, w.absentAgain = time.Time{}, time.Time{}
 	if j.class() != ended {
@@ -175,13 +180,19 @@ func (w *work) observe(j job, asked time.Time) {
 	}
 }
 
+// asksWho says whether somebody else cancelled the job and it is open who: squeue
+// does not tell, and a terminal status is never corrected.
+func (w *work) asksWho() bool {
+	return w.job.State == "CANCELLED" && w.job.By == "" && !w.who && w.stopSent.IsZero() && w.cancelSent.IsZero() && !w.deleting()
+}
+
 // view is what fold gets to see.
 func (w *work) view(unreachable string) observed {
 	o := observed{
 		Journal: w.events, Job: w.job, Submitted: w.jobID != "",
 		Refused: w.refused, Waiting: w.waiting, Lost: w.lost, Unreachable: unreachable,
 	}
-	if !w.over && !w.ended.IsZero() {
+	if !w.ended.IsZero() && (!w.over || w.asksWho()) {
 		o.Job = w.alive // what the job wrote last may still be unread
 	}
 	if o.Job.ID == "" {
