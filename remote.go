@@ -4,6 +4,7 @@ import (
 	"archive/tar"
 	"bytes"
 	"context"
+	"crypto/rand"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -201,8 +202,10 @@ type reply struct {
 // nil, nothing is known of any pod that the answers do not have; to call submit
 // again for it is safe.
 func (r *remote) submit(ctx context.Context, pods []submission) (map[types.UID]reply, error) {
+	// Each exchange unpacks beside the others: one that was cut may still be at it.
+	suffix := ".new-" + rand.Text()
 	var stream bytes.Buffer
-	if err := writeTar(&stream, pods, ".new-"+r.epoch); err != nil {
+	if err := writeTar(&stream, pods, suffix); err != nil {
 		return nil, err
 	}
 	type pod struct{ UID, Action string }
@@ -212,7 +215,7 @@ func (r *remote) submit(ctx context.Context, pods []submission) (map[types.UID]r
 	}
 	answers := map[types.UID]reply{}
 	err := r.change(ctx, "submit.sh.tmpl", map[string]any{
-		"Pods": list, "Parallel": submitParallel,
+		"Pods": list, "Suffix": suffix, "Parallel": submitParallel,
 		"SbatchSeconds": int(sbatchLimit.Seconds()), "LockSeconds": int(lockLimit.Seconds()),
 	}, &stream, func(name string, body []byte) error {
 		kind, uid, _ := strings.Cut(name, ".")

@@ -57,7 +57,7 @@ say user "$(id -un)"
 # What is here: a record "pod" for each directory, followed by its other facts.
 for f in */meta; do
 	d=${f%/meta}
-	case $d in '*' | *.new-*) continue ;; esac
+	case $d in '*' | *.new-* | *.gone) continue ;; esac
 	line=
 	IFS= read -r line <"$f"
 	say "pod.$d" "$line"
@@ -74,6 +74,14 @@ for f in */meta; do
 		say "journal.$newest" "${text%.}"
 	fi
 done
-# Pods that arrived by half, with their secrets; earlier epochs' exchanges are fenced.
-rm -rf ./*.new-*
+# Pods that arrived by half, with their secrets, and those that were sealed. An
+# exchange of an earlier epoch may be about to move one into place: the rename
+# decides who has it, whole.
+for d in *.new-*; do
+	[ -d "$d" ] && mv -T "$d" "$d.gone"
+done
+for f in */sealed; do
+	[ -e "${f%/sealed}/meta" ] || [ ! -e "$f" ] || rm -rf "${f%/sealed}"
+done
+rm -rf ./*.gone
 exit 0

@@ -10,7 +10,7 @@ fence() {
 fence
 # Commands into running jobs: a file each, then one signal that wakes them all
 # (they also look by themselves every few seconds).
-wake= term=
+wake='' term=''
 command() { # UID JOB VERB CONTAINER NUMBER
 	if put "$@"; then
 		wake="$wake $2"

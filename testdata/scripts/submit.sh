@@ -22,9 +22,9 @@ tar -xf - 2>"$errors"
 #   not even an exchange that lost its connection and is still at work here;
 # - drop: seal, as retry would: sbatch was called, and Slurm does not have the job.
 submit() {
-	d=$1 new=$1.new-1000000001
+	d=$1 new=$1.new-RANDOM
 	if [ -e "$d/ready" ]; then
-		rm -rf "$new" # an earlier exchange got as far as this
+		rm -rf "$d".new-* # an earlier exchange got as far as this
 	elif [ "$2" = seal ] || [ "$2" = drop ]; then
 		mkdir -p "$d" || return
 	else
