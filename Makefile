@@ -29,6 +29,7 @@ test: packages
 	$(STEP) 'hermetic tests with -race' $(MAKE) --no-print-directory race
 	$(STEP) 'go install from a GOPROXY' $(MAKE) --no-print-directory install-check
 	$(STEP) 'testbed' testbed/up
+	$(STEP) 'demo' testbed/demo
 	$(STEP) 'tests on the testbed' $(MAKE) --no-print-directory test-real
 	$(STEP) 'basic tests on the variants' $(MAKE) --no-print-directory test-variants
 
