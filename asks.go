@@ -23,6 +23,9 @@ func (l *loop) startSqueue(now time.Time, todo plan) {
 			next = wanted
 		}
 	}
+	if l.squeueFails > 0 { // a slurmctld that is away is not asked all the time
+		next = l.squeueAt.Add(backoff(l.squeueFails))
+	}
 	if now.Before(next) {
 		l.at(next)
 		return
@@ -38,9 +41,11 @@ func (l *loop) startSqueue(now time.Time, todo plan) {
 		l.slurmHeard(err)
 		if err != nil {
 			l.log.Warn("squeue", "err", err)
-			l.squeueAt = l.now().Add(5*time.Second - squeueEvery)
+			l.squeueAt = l.now()
+			l.squeueFails++
 			return
 		}
+		l.squeueFails = 0
 		l.squeued(jobs, now)
 	})
 }

@@ -34,6 +34,7 @@ type loop struct {
 
 	squeueBudget, sacctBudget budget
 	squeueAt, sinfoAt, listAt time.Time // when last asked
+	squeueFails               int       // in a row
 	stopAt, removeAt          time.Time // not before, after an error
 	sacctBusy                 bool
 	sshTrouble, slurmTrouble  string
@@ -650,7 +651,7 @@ func (l *loop) startSinfo(now time.Time) {
 	}, func(err error) {
 		l.sizing = false
 		if err != nil {
-			l.sinfoAt = l.now().Add(10*time.Second - sinfoEvery)
+			l.sinfoAt = l.now().Add(20*time.Second - sinfoEvery)
 		}
 		l.slurmHeard(err)
 		if err == nil {

@@ -1,6 +1,8 @@
 package knoc
 
 import (
+	"fmt"
+	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"strings"
@@ -312,4 +314,190 @@ func TestHalvesAreRemoved(t *testing.T) {
 	if _, err := os.Stat(filepath.Join(k.dir(), "uid-gone.new-1000000001")); !os.IsNotExist(err) {
 		t.Errorf("half a pod is still there: %v", err)
 	}
+}
+
+// jobsAlive are the ids of a pod's jobs that have not ended.
+func (k *knocTest) jobsAlive(uid string) string {
+	return strings.Join(strings.Fields(k.cluster.Sh(`cd .slurm/job; for j in *; do
+		[ "$(cat $j/name 2>/dev/null)" = knoc-`+uid+` ] || continue
+		case $(cat $j/state) in PENDING | RUNNING | COMPLETING) echo $j ;; esac
+	done`)), " ")
+}
+
+// TestChaos: whatever is cut, killed or answered wrongly, a pod runs at most
+// once, ends with its own exit code, and its object goes after its job.
+func TestChaos(t *testing.T) {
+	k := newKnocTest(t)
+	seed := uint64(time.Now().UnixNano())
+	t.Logf("seed %d", seed)
+	rnd := rand.New(rand.NewPCG(seed, 0))
+	k.api.goes = func(pod *v1.Pod) {
+		if alive := k.jobsAlive(string(pod.UID)); alive != "" {
+			t.Errorf("the object of %s goes while its jobs %s live", pod.Name, alive)
+		}
+	}
+	faults := []string{"sbatch.delay", "sbatch.error", "squeue.error", "sacct.error", "scancel.error", "sinfo.error", "hold"}
+	heal := func() {
+		k.cluster.Refuse(false)
+		k.cluster.CutAfter(-1)
+		k.cluster.CutOutputAfter(-1)
+		for _, name := range faults {
+			os.Remove(filepath.Join(k.cluster.Home, ".slurm", name))
+		}
+	}
+	k.start()
+	deleted := map[string]bool{}
+	const pods = 16
+	for i := range 2 * pods {
+		if i < pods {
+			name := fmt.Sprint("c", i)
+			k.api.create(k.pod(name, k.ran(name)+fmt.Sprintf("sleep %d.%d; exit %d", rnd.IntN(3), rnd.IntN(10), i+1)))
+		}
+		if name := fmt.Sprint("c", rnd.IntN(pods)); rnd.IntN(4) == 0 && k.api.get(k.pod(name, "").UID) != nil {
+			deleted[name] = true
+			if k.api.remove(k.pod(name, "").UID, int64(rnd.IntN(3))); rnd.IntN(3) == 0 { // --force
+				k.api.mu.Lock()
+				delete(k.api.pods, k.pod(name, "").UID)
+				k.api.mu.Unlock()
+				k.p.kick()
+			}
+		}
+		switch rnd.IntN(9) {
+		case 0:
+			k.cluster.Cut()
+		case 1:
+			k.cluster.CutAfter(int64(rnd.IntN(30000)))
+		case 2:
+			k.cluster.CutOutputAfter(int64(rnd.IntN(2000)))
+		case 3:
+			k.cluster.Slurm("sbatch.fail-but-accept", "")
+		case 4, 5:
+			name := faults[rnd.IntN(len(faults))]
+			k.cluster.Slurm(name, map[bool]string{false: noController, true: "1"}[name == "sbatch.delay"])
+		case 6:
+			heal()
+			k.restart(func() {})
+		case 7:
+			heal()
+		case 8:
+			k.leap(time.Duration(rnd.IntN(60)) * time.Second)
+		}
+		time.Sleep(time.Duration(rnd.IntN(400)) * time.Millisecond)
+	}
+	heal()
+	time.Sleep(time.Second)
+	// Calls of sbatch that were killed need not be waited for.
+	k.cluster.Sh("cd .knoc/knoc-c1; for l in */lock; do [ ! -d $l ] || : >$l/over; done")
+	stop := make(chan struct{})
+	defer close(stop)
+	go func() {
+		for {
+			select {
+			case <-stop:
+				return
+			case <-time.After(500 * time.Millisecond):
+				k.leap(20 * time.Second)
+			}
+		}
+	}()
+	for i := range pods {
+		name := fmt.Sprint("c", i)
+		pod := k.pod(name, "")
+		if deleted[name] {
+			k.waitGone(pod.UID)
+			if alive := k.jobsAlive(string(pod.UID)); alive != "" {
+				t.Errorf("pod %s is gone and its jobs %s live", name, alive)
+			}
+		} else if got := k.wait(pod.UID, "ended", func(pod *v1.Pod) bool { return terminalPhase(pod.Status.Phase) }); exitCode(got) != int32(i+1) {
+			t.Errorf("pod %s: exit code %d, want %d; %s %s", name, exitCode(got), i+1, got.Status.Reason, got.Status.Message)
+		}
+		if n := k.runs(name); n > 1 || n == 0 && !deleted[name] {
+			t.Errorf("pod %s ran %d times", name, n)
+		}
+	}
+}
+
+// TestMarkerLost: a journal whose marker nobody saw is read all the same.
+func TestMarkerLost(t *testing.T) {
+	k := newKnocTest(t)
+	k.start()
+	k.cluster.Sh("cd .knoc/knoc-c1 && rm -rf changed && : >changed") // no marker can be made
+	pod := k.api.create(k.pod("unmarked", "sleep 100"))
+	for end := time.Now().Add(20 * time.Second); k.api.get(pod.UID).Status.Phase != v1.PodRunning; time.Sleep(500 * time.Millisecond) {
+		if k.leap(30 * time.Second); time.Now().After(end) {
+			t.Fatal("it runs, and nobody knows")
+		}
+	}
+}
+
+// TestRequeuedAndDeleted: an admin requeues the job, which then waits in the
+// queue with a journal and a claim of its first run.
+func TestRequeuedAndDeleted(t *testing.T) {
+	k := newKnocTest(t)
+	k.start()
+	pod := k.api.create(k.pod("again", k.ran("again")+"sleep 1000"))
+	got := k.wait(pod.UID, "Running", inPhase(v1.PodRunning))
+	id := got.Annotations[AnnotationJobID]
+	waitUntil(t, "a run", func() bool { return k.runs("again") == 1 })
+	k.cluster.Slurm("hold", "")
+	k.cluster.Sh("scontrol requeue " + id)
+	k.cluster.WaitState(id, "PENDING")
+	k.leap(30 * time.Second)
+	time.Sleep(time.Second)
+	k.api.remove(pod.UID, 3600)
+	for range 4 {
+		time.Sleep(300 * time.Millisecond)
+		k.leap(30 * time.Second)
+	}
+	k.waitGone(pod.UID)
+	k.once("again")
+}
+
+// TestSqueueFails: a slurmctld that is away is not asked all the time.
+func TestSqueueFails(t *testing.T) {
+	k := newKnocTest(t)
+	k.start()
+	pod := k.api.create(k.pod("long", "sleep 1000"))
+	k.wait(pod.UID, "Running", inPhase(v1.PodRunning))
+	k.cluster.Slurm("squeue.error", noController)
+	before := k.calls("squeue")
+	const minutes = 5
+	for range minutes * 60 / 2 {
+		k.leap(2 * time.Second)
+		time.Sleep(40 * time.Millisecond)
+	}
+	if n := k.calls("squeue") - before; n > 3*minutes+7 {
+		t.Errorf("squeue was called %d times in %d minutes", n, minutes)
+	}
+}
+
+// TestHalfOverWhole: one exchange unpacked a pod and got no further, the next is
+// cut while it unpacks: what is there must not look like a whole pod.
+func TestHalfOverWhole(t *testing.T) {
+	for _, at := range []int64{6000, 8000, 10000, 13000} {
+		t.Run(fmt.Sprint(at), func(t *testing.T) {
+			k := newKnocTest(t)
+			k.cluster.Stub("mv", "#!/bin/sh\n[ ! -e $HOME/.slurm/mv.fail ] || exit 1\nPATH=/usr/bin:/bin\nexec mv \"$@\"\n")
+			k.start()
+			k.cluster.Slurm("mv.fail", "")
+			pod := k.api.create(k.pod("half", k.ran("half")))
+			k.waitingWith(pod, "could not write")
+			k.cluster.CutAfter(at)
+			k.cluster.NoSlurm("mv.fail")
+			k.wait(pod.UID, "Succeeded", inPhase(v1.PodSucceeded))
+			k.once("half")
+		})
+	}
+}
+
+// TestSealedIsRemoved: a pod that was sealed before anything of it arrived has a
+// directory, which the next knoc removes.
+func TestSealedIsRemoved(t *testing.T) {
+	k := newKnocTest(t)
+	k.start()
+	k.restart(func() { k.cluster.Sh("cd .knoc/knoc-c1 && mkdir -p uid-seal/lock && : >uid-seal/sealed") })
+	k.leap(10 * time.Second)
+	time.Sleep(time.Second)
+	k.leap(10 * time.Second)
+	k.waitGone("uid-seal")
 }

@@ -28,6 +28,7 @@ type fakeAPI struct {
 	deleted map[types.UID]*v1.Pod // as they were when they went
 	events  []string
 	kick    func()
+	goes    func(*v1.Pod) // sees each object that knoc deletes, before it goes
 }
 
 func newFakeAPI(t *testing.T) *fakeAPI {
@@ -47,6 +48,9 @@ func (f *fakeAPI) Pods() []*v1.Pod {
 func (f *fakeAPI) List(context.Context) ([]*v1.Pod, error) { return f.Pods(), nil }
 
 func (f *fakeAPI) Delete(_ context.Context, pod *v1.Pod) error {
+	if f.goes != nil {
+		f.goes(pod)
+	}
 	f.mu.Lock()
 	if now := f.pods[pod.UID]; now != nil {
 		f.deleted[pod.UID] = now
@@ -238,10 +242,24 @@ func (k *knocTest) waitGone(uid types.UID) {
 			return
 		}
 		if time.Now().After(end) {
-			k.Fatalf("pod %s is not gone within a minute: in the API %v, its directory: %v", uid, there, err)
+			k.Fatalf("pod %s is not gone within a minute: in the API %v, its directory: %v\n%s", uid, there, err, k.dump(uid))
 		}
 		time.Sleep(20 * time.Millisecond)
 	}
+}
+
+// dump is what knoc knows of a pod.
+func (k *knocTest) dump(uid types.UID) string {
+	k.p.mu.RLock()
+	defer k.p.mu.RUnlock()
+	w := k.p.works[uid]
+	if w == nil {
+		return "knoc does not know it"
+	}
+	short := *w
+	short.status = v1.PodStatus{Phase: w.status.Phase}
+	short.pod = nil
+	return fmt.Sprintf("API object %v, at %v: %+v", w.pod != nil, k.p.now(), short)
 }
 
 func (k *knocTest) dir() string { return filepath.Join(k.cluster.Home, ".knoc", "knoc-c1") }

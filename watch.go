@@ -118,13 +118,14 @@ func (p *KNOCProvider) position(uid types.UID, restart int) position {
 }
 
 // unread are the journals to be read without a marker: those of jobs that have
-// ended, whose last lines decide; all that may grow when all is set.
+// ended, whose last lines decide; of jobs that run unheard; all that may grow
+// when all is set.
 func (p *KNOCProvider) unread(all bool) map[types.UID]position {
 	p.mu.RLock()
 	defer p.mu.RUnlock()
 	want := map[types.UID]position{}
 	for uid, w := range p.works {
-		if !w.over && (!w.ended.IsZero() || all && w.staged && !w.settled()) {
+		if !w.over && (!w.ended.IsZero() || w.unheard() || all && w.staged && !w.settled()) {
 			want[uid] = position{w.restart, int64(len(w.journal))}
 		}
 	}

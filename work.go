@@ -49,6 +49,7 @@ type work struct {
 	journal   []byte
 	events    []event
 	eventTime time.Time // when the journal last grew, by our clock
+	readAt    time.Time // when it was last read, grown or not
 
 	// job is Slurm's word, from the newest squeue or sacct that knew the job;
 	// alive the newest in which it had not ended.
@@ -126,6 +127,12 @@ func (w *work) setJob(id string, now time.Time) {
 	w.stopSent, w.cancelSent, w.dirty = time.Time{}, time.Time{}, true
 }
 
+// unheard says that Slurm runs the job and the journal does not have it yet: its
+// marker may be lost.
+func (w *work) unheard() bool {
+	return w.job.class() == running && w.claim() == "" && w.readAt.Before(w.jobAsOf)
+}
+
 // jobGone says that Slurm has no live job for the pod.
 func (w *work) jobGone() bool { return !w.ended.IsZero() || w.lost }
 
@@ -141,6 +148,7 @@ func (w *work) read(restart int, offset int64, data []byte, asked, now time.Time
 		return false
 	}
 	fresh := false
+	w.readAt = asked
 	if restart > w.restart && offset == 0 && len(data) > 0 {
 		// The job was requeued and runs again: a journal of its own.
 		w.restart, w.journal = restart, nil

@@ -55,11 +55,13 @@ say epoch "$n"
 say user "$(id -un)"
 
 # What is here: a record "pod" for each directory, followed by its other facts.
-for f in */meta; do
-	d=${f%/meta}
+# One that was sealed before anything of it arrived has a lock and no meta.
+for f in */; do
+	d=${f%/}
 	case $d in '*' | *.new-* | *.gone) continue ;; esac
+	[ -e "$d/meta" ] || [ -e "$d/lock" ] || continue
 	line=
-	IFS= read -r line <"$f"
+	{ IFS= read -r line <"$d/meta"; } 2>/dev/null
 	say "pod.$d" "$line"
 	if [ -s "$d/job" ] && read -r line <"$d/job"; then say job "$line"; fi
 	line=$(readlink "$d/claim" 2>/dev/null) && say claim "$line"
