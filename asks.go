@@ -159,29 +159,36 @@ func (l *loop) startSacct(now time.Time, works []*work) {
 	l.sacctBudget.take(now)
 	const chunk = 100 // names in one call: its argv has a limit
 	works = works[:min(len(works), chunk)]
-	uids := make([]types.UID, len(works))
-	for i, w := range works {
-		uids[i] = w.meta.UID
+	var ids []string
+	var uids []types.UID
+	missing := map[types.UID]string{} // job ids that scontrol is asked about too
+	for _, w := range works {
+		if w.jobID == "" {
+			uids = append(uids, w.meta.UID)
+			continue
+		}
+		ids = append(ids, w.jobID)
+		if !w.absentAgain.IsZero() {
+			missing[w.meta.UID] = w.jobID
+		}
 	}
 	var jobs []job
+	disabled := false
 	unknown := map[types.UID]bool{} // to scontrol
-	l.async(slurmLimit+time.Minute, func(ctx context.Context) (err error) {
-		jobs, err = l.remote.sacct(ctx, uids, 30*24*time.Hour)
+	l.async(2*slurmLimit+time.Minute, func(ctx context.Context) (err error) {
+		jobs, err = l.remote.sacct(ctx, ids, uids)
 		if errors.Is(err, errNoAccounting) {
-			err = nil // so nothing is known of any job: that is an answer
+			disabled, err = true, nil // so nothing is known of any job: that is an answer
 		}
 		if err != nil {
 			return err
 		}
-		for _, w := range works {
-			if w.jobID == "" || w.absentAgain.IsZero() {
-				continue
-			}
-			known, err := l.remote.knows(ctx, w.meta.UID, w.jobID)
+		for uid, id := range missing {
+			known, err := l.remote.knows(ctx, uid, id)
 			if err != nil {
 				return err
 			}
-			unknown[w.meta.UID] = !known
+			unknown[uid] = !known
 		}
 		return nil
 	}, func(err error) {
@@ -190,12 +197,12 @@ func (l *loop) startSacct(now time.Time, works []*work) {
 			l.log.Warn("sacct: cannot tell what became of jobs that squeue does not list", "err", err)
 			return
 		}
-		l.accounted(works, jobs, unknown, now)
+		l.accounted(works, jobs, disabled, unknown, now)
 	})
 }
 
 // accounted takes in sacct's answer about works.
-func (l *loop) accounted(works []*work, jobs []job, unknown map[types.UID]bool, asked time.Time) {
+func (l *loop) accounted(works []*work, jobs []job, disabled bool, unknown map[types.UID]bool, asked time.Time) {
 	byUID := map[types.UID][]job{}
 	for _, j := range jobs {
 		uid, _ := strings.CutPrefix(j.Name, jobPrefix)
@@ -213,8 +220,8 @@ func (l *loop) accounted(works []*work, jobs []job, unknown map[types.UID]bool, 
 					w.observe(j, asked)
 				}
 			}
-			if len(jobs) == 0 || w.job.By != "" {
-				w.who, w.dirty = true, true // or there is no accounting
+			if disabled || w.job.By != "" {
+				w.who, w.dirty = true, true // else sacct lags behind: ask again
 			}
 		case w.absent.IsZero():
 			// it was heard of in the meantime

@@ -387,24 +387,43 @@ func (r *remote) squeue(ctx context.Context) ([]job, error) {
 	return parseSqueue(out)
 }
 
-// sacct asks the accounting database for jobs by name. The error is
-// errNoAccounting where the site keeps none.
-func (r *remote) sacct(ctx context.Context, uids []types.UID, since time.Duration) ([]job, error) {
+// sacct asks the accounting database for jobs by id, and by name where no id is
+// known: a question by name is one for a window of time, in which jobs that were
+// never eligible (held ones) do not show. The error is errNoAccounting where the
+// site keeps none.
+func (r *remote) sacct(ctx context.Context, ids []string, uids []types.UID) ([]job, error) {
+	const since = 30 * 24 * 3600
 	names := make([]string, len(uids))
 	for i, uid := range uids {
 		names[i] = jobName(uid)
 	}
-	out, err := r.slurm(ctx, "sacct", "--allocations", "--parsable2", "--noheader", "--duplicates",
-		"--user="+r.user, fmt.Sprintf("--starttime=now-%dseconds", int(since.Seconds())), "--name="+strings.Join(names, ","), "--format="+sacctFormat)
-	if e := (*slurmError)(nil); errors.As(err, &e) {
-		if _, none := parseSacct([]byte(e.Text)); errors.Is(none, errNoAccounting) {
-			return nil, errNoAccounting
+	var jobs []job
+	for _, q := range []struct {
+		wanted bool
+		words  []string
+	}{
+		{len(ids) > 0, []string{"--jobs=" + strings.Join(ids, ",")}},
+		{len(names) > 0, []string{"--user=" + r.user, fmt.Sprintf("--starttime=now-%dseconds", since), "--name=" + strings.Join(names, ",")}},
+	} {
+		if !q.wanted {
+			continue
 		}
+		out, err := r.slurm(ctx, append([]string{"sacct", "--allocations", "--parsable2", "--noheader", "--duplicates", "--format=" + sacctFormat}, q.words...)...)
+		if e := (*slurmError)(nil); errors.As(err, &e) {
+			if _, none := parseSacct([]byte(e.Text)); errors.Is(none, errNoAccounting) {
+				return nil, errNoAccounting
+			}
+		}
+		if err != nil {
+			return nil, err
+		}
+		some, err := parseSacct(out)
+		if err != nil {
+			return nil, err
+		}
+		jobs = append(jobs, some...)
 	}
-	if err != nil {
-		return nil, err
-	}
-	return parseSacct(out)
+	return jobs, nil
 }
 
 // sinfo asks for the partition's nodes.
