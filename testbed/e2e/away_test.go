@@ -42,7 +42,7 @@ func TestAwayForSevenMinutes(t *testing.T) {
 	if o := pods[1].now(); !running("main")(o) {
 		t.Errorf("goes-on: %+v", o.Status)
 	}
-	login(t, "touch "+pods[1].dir()+"/vol/go/on")
+	login(t, "cd "+pods[1].dir()+" && touch vol/go/on")
 	if o := pods[1].awaitPhase("Failed"); exitCode(o, "main") != 8 {
 		t.Errorf("goes-on: %+v", o.Status)
 	}

@@ -71,14 +71,14 @@ func TestBasicLogExitCodeAndTimes(t *testing.T) {
 	n.configMap("text", map[string]string{"text": text}, nil)
 	withText := volume("text", "/text", v1.VolumeSource{ConfigMap: &v1.ConfigMapVolumeSource{LocalObjectReference: v1.LocalObjectReference{Name: "text"}}})
 	cases := []struct {
-		script string
+		script string // where $$ is one $, as everywhere in a command
 		code   int32
 		phase  v1.PodPhase
 		reason string
 	}{
 		{"exit 0", 0, "Succeeded", "Completed"},
 		{"exit 3", 3, "Failed", "Error"},
-		{"kill -9 $$", 137, "Failed", "Error"},
+		{"kill -9 $$$$", 137, "Failed", "Error"},
 	}
 	var manifests []*v1.Pod
 	for _, c := range cases {
@@ -237,7 +237,7 @@ func TestBasicFilesAndEnvironmentAreByteExact(t *testing.T) {
 	n.configMap("map", map[string]string{"text": hostile, "empty": ""}, map[string][]byte{"binary": random})
 	n.secret("secret", map[string][]byte{"key": []byte(hostile), "bin": random[:4096]})
 	p := n.createOne(n.shell("pod", `for f in /map/* /secret/* /late/x /var/run/secrets/kubernetes.io/serviceaccount/*; do sha256sum "$f"; done
-for v in LITERAL FROM_MAP FROM_SECRET EMPTY all_text; do eval "printf %s \"\$$v\"" | sha256sum | sed "s/-/$v/"; done
+for v in LITERAL FROM_MAP FROM_SECRET EMPTY all_text; do eval "printf %s \"\$$$v\"" | sha256sum | sed "s/-/$v/"; done
 echo "arg: $0 $1"; id -u; ls -ln /secret/..data/ | tail -n 1 | cut -c1-10
 touch /map/text 2>/dev/null && echo configMap is writable; :`, func(p *v1.Pod) {
 		c := &p.Spec.Containers[0]
@@ -366,9 +366,9 @@ func TestBasicPendingTellsWhySlurmWaits(t *testing.T) {
 func TestBasicFlagsAnnotation(t *testing.T) {
 	t.Parallel()
 	n := newNamespace(t)
-	p := n.createOne(n.shell("pod", "sleep 5", flags(" --nice=77 -p gpu '--nodelist=n1' ")))
+	p := n.createOne(n.shell("pod", "sleep 5", flags(" --nice=7 -p gpu '--nodelist=n1' ")))
 	got := scontrol(t, p.awaitJob())
-	if got["Nice"] != "77" || got["Partition"] != "gpu" || got["ReqNodeList"] != "n1" {
+	if got["Nice"] != "7" || got["Partition"] != "gpu" || got["ReqNodeList"] != "n1" {
 		t.Errorf("scontrol says Nice=%s Partition=%s ReqNodeList=%s", got["Nice"], got["Partition"], got["ReqNodeList"])
 	}
 	p.awaitPhase("Succeeded")

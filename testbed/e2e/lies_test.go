@@ -83,24 +83,27 @@ func TestSqueueThatLiesChangesNoPod(t *testing.T) {
 	lie := func(text string) func() {
 		return shim(t, "squeue", fmt.Sprintf("set -- $SSH_CONNECTION -- \"$@\"\nport=$2\nwhile [ \"$1\" != -- ]; do shift; done; shift\n[ \"${port:-0}\" -gt %d ] && [ \"$port\" -lt %d ] || exec $real \"$@\"\n%s\n", proxyPorts, proxyPorts+1000, text))
 	}
-	for _, text := range []string{
-		"exit 0",
-		"echo 'slurm_load_jobs error: Unable to contact slurm controller (connect failure)' >&2; exit 1",
-		"echo 'Welcome to the centre!'; echo '1|PENDING'; exit 0",
-		"$real \"$@\" | head -c 40",
-	} {
-		lie(text)
-		time.Sleep(40 * time.Second)
-	}
+	// Each call another lie, then none but the one that every job is gone, for
+	// long enough to look twice.
+	calls := shimDir() + "/calls"
+	lie("echo >>" + calls + `; case $(($(wc -l <` + calls + `) % 4)) in
+0) exit 0 ;;
+1) echo 'slurm_load_jobs error: Unable to contact slurm controller (connect failure)' >&2; exit 1 ;;
+2) echo 'Welcome to the centre!'; echo '1|PENDING'; exit 0 ;;
+3) $real "$@" | head -c 40 ;;
+esac`)
+	until(t, "squeue to be asked a few times", func() bool {
+		return strings.Count(command(t, "KNOC_LOGIN", "cat "+calls), "\n") >= 6
+	})
 	lie("exit 0")
-	time.Sleep(80 * time.Second) // long enough to look for a lost job twice
+	time.Sleep(80 * time.Second)
 	lie("exec $real \"$@\"")
 	for i, phase := range []v1.PodPhase{"Running", "Pending"} {
 		if got := pods[i].now().Status.Phase; got != phase {
 			t.Errorf("pod %s is %s, want %s", pods[i].name, got, phase)
 		}
 	}
-	login(t, "touch "+pods[0].dir()+"/vol/go/on; scontrol release "+pods[1].awaitJob())
+	login(t, "cd "+pods[0].dir()+" && touch vol/go/on && scontrol release "+pods[1].awaitJob())
 	if o := pods[0].awaitPhase("Failed"); exitCode(o, "main") != 3 {
 		t.Errorf("exit code is %d, want 3", exitCode(o, "main"))
 	}
@@ -147,6 +150,47 @@ func TestStagingCutAnywhereRunsEachPodOnce(t *testing.T) {
 	}
 }
 
+// The connection breaks every other second, while pods come, run, end, and are
+// deleted: each runs once at the most, and those that are left do run.
+func TestConnectionThatBreaksAllTheTime(t *testing.T) {
+	t.Parallel()
+	x := newProxy(t)
+	startKnoc(t, "knoc-broken", x.args()...)
+	n := newNamespaceOn(t, "knoc-broken")
+	stop, stopped := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(stopped)
+		for {
+			select {
+			case <-stop:
+				return
+			case <-time.After(time.Duration(300+rand.IntN(2500)) * time.Millisecond):
+				x.drop()
+			}
+		}
+	}()
+	var stay, gone []*pod
+	for round := range 10 {
+		var manifests []*v1.Pod
+		for _, name := range []string{"stays", "stays-too", "deleted"} {
+			manifests = append(manifests, n.shell(fmt.Sprintf("%s-%d", name, round), "sleep 3", counted))
+		}
+		pods := n.create(manifests...)
+		stay, gone = append(stay, pods[:2]...), append(gone, pods[2])
+		time.Sleep(time.Duration(rand.IntN(3000)) * time.Millisecond)
+		pods[2].kubectl("delete", "pod", pods[2].name, "--grace-period=2", "--wait=false")
+	}
+	close(stop)
+	<-stopped
+	for _, p := range stay {
+		p.ranOnce()
+	}
+	for _, p := range gone {
+		p.awaitGone()
+		p.noJobAlive()
+	}
+}
+
 // Whatever the HPC user's shell is and prints, knoc talks through it.
 func TestLoginShells(t *testing.T) {
 	t.Parallel()
@@ -187,11 +231,11 @@ func TestLoginShells(t *testing.T) {
 func TestSecondKnocOfTheSameNameTakesOver(t *testing.T) {
 	t.Parallel()
 	first := startKnoc(t, "knoc-twin")
+	second := newKnoc(t, "knoc-twin")
 	n := newNamespaceOn(t, "knoc-twin")
 	runs := n.createOne(n.shell("runs", "echo up; sleep 30; exit 6", counted))
 	runs.await("Running", running("main"))
 
-	second := newKnoc(t, "knoc-twin")
 	second.start()
 	var pods []*pod
 	for i := range 10 {

@@ -118,32 +118,7 @@ func counted(p *v1.Pod) {
 // create creates the pods with one kubectl.
 func (n *namespace) create(manifests ...*v1.Pod) []*pod {
 	n.t.Helper()
-	out := n.apply(manifests)
-	var list v1.PodList
-	if err := json.Unmarshal([]byte(out), &list); err != nil {
-		n.t.Fatal(err)
-	}
-	if len(list.Items) == 0 { // a list of one comes back as the one
-		list.Items = make([]v1.Pod, 1)
-		if err := json.Unmarshal([]byte(out), &list.Items[0]); err != nil {
-			n.t.Fatal(err)
-		}
-	}
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	var pods []*pod
-	for i := range list.Items {
-		p := &list.Items[i]
-		pods = append(pods, &pod{n.t, n.name, p.Name, p.UID, 1})
-	}
-	n.pods = append(n.pods, pods...)
-	return pods
-}
-
-func (n *namespace) apply(manifests []*v1.Pod) string {
-	n.t.Helper()
-	list := map[string]any{"apiVersion": "v1", "kind": "List", "items": manifests}
-	data, err := json.Marshal(list)
+	data, err := json.Marshal(map[string]any{"apiVersion": "v1", "kind": "List", "items": manifests})
 	if err != nil {
 		n.t.Fatal(err)
 	}
@@ -151,7 +126,18 @@ func (n *namespace) apply(manifests []*v1.Pod) string {
 	if err != nil {
 		n.t.Fatal(err)
 	}
-	return out
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	var pods []*pod
+	for d := json.NewDecoder(strings.NewReader(out)); d.More(); {
+		var p v1.Pod
+		if err := d.Decode(&p); err != nil {
+			n.t.Fatal(err)
+		}
+		pods = append(pods, &pod{n.t, n.name, p.Name, p.UID, 1})
+	}
+	n.pods = append(n.pods, pods...)
+	return pods
 }
 
 func (n *namespace) createOne(p *v1.Pod) *pod { n.t.Helper(); return n.create(p)[0] }
@@ -357,6 +343,6 @@ func (n *namespace) explain() {
 	if n.node != env("KNOC_NODE") {
 		log = ownLog(n.node)
 	}
-	out, err = execute(nil, "tail", "-n", "60", log)
+	out, err = execute(nil, "sh", "-c", `grep -v level=DEBUG "$1" | tail -n 60`, "sh", log)
 	show("end of "+log, out, err)
 }
