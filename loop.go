@@ -402,9 +402,7 @@ func (l *loop) stopWork(w *work, now time.Time, todo *plan) {
 			todo.commands = append(todo.commands, command{string(w.meta.UID), w.jobID, "stop", "-", grace})
 		} else {
 			// It may start at this very moment: then it finds the command.
-			if w.staged {
-				todo.commands = append(todo.commands, command{string(w.meta.UID), w.jobID, "stop", "-", grace})
-			}
+			todo.commands = append(todo.commands, command{string(w.meta.UID), w.jobID, "stop", "-", grace})
 			todo.pending = append(todo.pending, w.jobID)
 		}
 	case w.job.class() == queued && w.job.State != "CONFIGURING" && w.jobAsOf.After(later(w.stopSent, w.cancelSent)):

@@ -501,3 +501,16 @@ func TestSealedIsRemoved(t *testing.T) {
 	k.leap(10 * time.Second)
 	k.waitGone("uid-seal")
 }
+
+// TestWipedAndDeleted: the directory of a running pod is wiped by its owner, and
+// knoc starts anew: the job is found by name and ended.
+func TestWipedAndDeleted(t *testing.T) {
+	k := newKnocTest(t)
+	k.start()
+	pod := k.api.create(k.pod("wiped", "sleep 1000"))
+	got := k.wait(pod.UID, "Running", inPhase(v1.PodRunning))
+	k.restart(func() { k.cluster.Sh("rm -rf .knoc/knoc-c1/" + string(pod.UID)) })
+	k.api.remove(pod.UID, 3600)
+	k.waitGone(pod.UID)
+	k.cluster.WaitState(got.Annotations[AnnotationJobID], "CANCELLED")
+}

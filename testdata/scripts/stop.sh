@@ -10,12 +10,14 @@ fence() {
 fence
 # Commands into running jobs: a file each, then one signal that wakes them all
 # (they also look by themselves every few seconds).
-wake='' term=''
+wake='' term='' cancel=''
 command() { # UID JOB VERB CONTAINER NUMBER
 	if put "$@"; then
 		wake="$wake $2"
+	elif [ "$3" = stop ] && [ -d "$1/run" ]; then
+		term="$term $2" # a full disk: TERM says the same, with the pod's own grace
 	elif [ "$3" = stop ]; then
-		term="$term $2" # a full disk, a directory that is gone: TERM says the same, with the pod's own grace
+		cancel="$cancel $2" # a directory that is gone: the job cannot end its containers
 	fi
 }
 put() {
@@ -30,6 +32,7 @@ command 'u-1' '12' 'stop' '-' 30
 rc=0
 [ -z "$wake" ] || timeout -k 5 30 scancel --batch --signal=USR1 $wake || rc=$?
 [ -z "$term" ] || timeout -k 5 30 scancel --batch --signal=TERM $term || rc=$?
+[ -z "$cancel" ] || timeout -k 5 30 scancel --quiet $cancel || rc=$?
 timeout -k 5 30 scancel --quiet '13' || rc=$?
 timeout -k 5 30 scancel --quiet --state=PENDING '14' 'it'\''s "$(id)" \' || rc=$?
 exit $rc
