@@ -44,25 +44,35 @@ type job struct {
 }
 
 // parseSqueue reads lines of squeueFormat (--noheader --states=all). Jobs that
-// are not knoc's are left out. A line that begins as a record and is none is an
-// error: a job that is missed here would be taken for gone.
+// are not knoc's are left out. A line that begins as a record and is none is part
+// of another job's name, which may have any bytes; with no record at all it is an
+// error, since every job that is missed here seems to be gone.
 func parseSqueue(data []byte) ([]job, error) {
 	var jobs []job
+	var odd string
+	records := 0
 	for line := range textLines(data) {
 		f := strings.Split(line, "|")
 		n := len(f)
 		name := f[n-1]
+		if n >= 8 && jobID.MatchString(f[0]) {
+			records++
+		}
 		if !jobID.MatchString(f[0]) || n >= 8 && !strings.HasPrefix(name, jobPrefix) {
 			continue // part of another job's name, or another job
 		}
 		if n < 8 {
-			return nil, fmt.Errorf("squeue printed %q, which lacks fields of %q", line, squeueFormat)
+			odd = line
+			continue
 		}
 		// A reason is mostly a word, but plugins put free text there.
 		j := job{ID: bareID(f[0]), Name: name, Reason: known(strings.Join(f[2:n-5], "|")), Partition: f[n-5], NodeList: known(f[n-4])}
 		j.setState(f[1])
 		j.setTimes(f[n-3], f[n-2])
 		jobs = append(jobs, j)
+	}
+	if odd != "" && records == 0 {
+		return nil, fmt.Errorf("squeue printed %q, which lacks fields of %q", odd, squeueFormat)
 	}
 	return jobs, nil
 }

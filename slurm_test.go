@@ -91,7 +91,8 @@ func TestParseSqueueLines(t *testing.T) {
 		"local time":        {text: "5|COMPLETED|None|p|n1|2026-11-30T21:00:00|Unknown|knoc-u", want: []job{{ID: "5", Name: "knoc-u", State: "COMPLETED", Partition: "p", NodeList: "n1"}}},
 		"not UTF-8":         {text: "5|PENDING|\xff|p||N/A|N/A|knoc-u", want: []job{{ID: "5", Name: "knoc-u", State: "PENDING", Reason: "?", Partition: "p"}}},
 		"noise":             {text: "Welcome!\n\n|\n"},
-		"cut":               {text: "4|RUNNING|None|p|n1|7|8|knoc-t\n5|RUNNING|None|p", err: "lacks fields"},
+		"cut":               {text: "5|RUNNING|None|p", err: "lacks fields"},
+		"another's name":    {text: "4|RUNNING|None|p|n1|7|8|knoc-t\n9|RUNNING|None|p|n1|7|8|odd\n12|name\n", want: []job{{ID: "4", Name: "knoc-t", State: "RUNNING", Partition: "p", NodeList: "n1", Start: at(7)}}},
 	} {
 		got, err := parseSqueue([]byte(c.text))
 		if c.err == "" && err != nil || c.err != "" && (err == nil || !strings.Contains(err.Error(), c.err)) {
