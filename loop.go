@@ -398,11 +398,10 @@ func (l *loop) stopWork(w *work, now time.Time, todo *plan) {
 	deadline := w.stopSent.Add(time.Duration(w.stopGrace)*time.Second + stopSlack)
 	switch {
 	case w.stopSent.IsZero() || grace < w.stopGrace:
-		if w.claim() != "" && w.job.class() != queued {
-			todo.commands = append(todo.commands, command{string(w.meta.UID), w.jobID, "stop", "-", grace})
-		} else {
-			// It may start at this very moment: then it finds the command.
-			todo.commands = append(todo.commands, command{string(w.meta.UID), w.jobID, "stop", "-", grace})
+		// A job that waits may start at this very moment: then it finds the command.
+		runs := w.job.class() == running || w.claim() != "" && w.job.class() != queued
+		todo.commands = append(todo.commands, command{string(w.meta.UID), w.jobID, "stop", "-", grace, runs})
+		if !runs {
 			todo.pending = append(todo.pending, w.jobID)
 		}
 	case w.job.class() == queued && w.job.State != "CONFIGURING" && w.jobAsOf.After(later(w.stopSent, w.cancelSent)):

@@ -459,6 +459,11 @@ func TestDeletePending(t *testing.T) {
 	if n := k.runs("pending"); n != 0 {
 		t.Errorf("it ran %d times, want never", n)
 	}
+	for _, call := range k.cluster.SlurmCalls("scancel") {
+		if strings.Contains(call, "--signal") {
+			t.Errorf("%q for a job that waits: scancel would try for half a minute", call)
+		}
+	}
 }
 
 // TestCannotTell: while squeue fails or lies no phase changes; after that the

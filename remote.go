@@ -284,6 +284,7 @@ type command struct {
 	Verb      string // stop
 	Container string // "-" for the pod
 	Number    int64
+	Runs      bool // the job has started: it is woken by a signal
 }
 
 // stop writes commands, cancels the jobs in cancel, and of those in pending the

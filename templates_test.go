@@ -21,7 +21,7 @@ func TestScripts(t *testing.T) {
 		"start":         map[string]any{"Node": "knoc", "Root": "~/my dir", "Base": "knoc-c1"},
 		"submit":        map[string]any{"Dir": dir, "Epoch": epoch, "Pods": []pod{{"u-1", actionSubmit}, {nasty, actionSeal}}, "Suffix": ".new-RANDOM", "Parallel": 4, "SbatchSeconds": 60, "LockSeconds": 120},
 		"slurm":         map[string]any{"Seconds": 60, "Words": []string{"squeue", "--noheader", "--format=" + squeueFormat, nasty}, "Fenced": false},
-		"stop":          map[string]any{"Dir": dir, "Epoch": epoch, "Commands": []command{{"u-1", "12", "stop", "-", 30}}, "Cancel": []string{"13"}, "Pending": []string{"14", nasty}},
+		"stop":          map[string]any{"Dir": dir, "Epoch": epoch, "Commands": []command{{"u-1", "12", "stop", "-", 30, true}}, "Cancel": []string{"13"}, "Pending": []string{"14", nasty}},
 		"remove":        map[string]any{"Dir": dir, "Epoch": epoch, "UIDs": []string{"u-1", nasty}},
 		"adopt":         map[string]any{"Dir": dir, "Epoch": epoch, "Jobs": []struct{ UID, JobID string }{{"u-1", "12"}, {nasty, nasty}}},
 		"watch":         map[string]any{"Dir": dir, "Epoch": epoch},

@@ -21,8 +21,8 @@ func TestAwayForSevenMinutes(t *testing.T) {
 	k := startKnoc(t, "knoc-away")
 	n := newNamespaceOn(t, "knoc-away")
 	// Another test switches n2 off.
-	pods := n.create(n.shell("ends", "sleep 10; exit 7", counted, flags("--nodelist=n1")),
-		n.shell("goes-on", "echo up; until [ -e /go/on ]; do sleep 0.2; done; exit 8", counted, emptyDir("go", "/go"), flags("--nodelist=n1")))
+	pods := n.create(n.shell("ends", "sleep 10; exit 7", counted, patient, flags("--nodelist=n1")),
+		n.shell("goes-on", "echo up; until [ -e /go/on ]; do sleep 0.2; done; exit 8", counted, patient, emptyDir("go", "/go"), flags("--nodelist=n1")))
 	for _, p := range pods {
 		p.await("Running", running("main"))
 	}

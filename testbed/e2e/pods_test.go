@@ -85,6 +85,12 @@ func bound(p *v1.Pod) { // not by the scheduler, which keeps off a node that rep
 func flags(f string) func(*v1.Pod) {
 	return func(p *v1.Pod) { p.Annotations["slurm-job.knoc.io/flags"] = f }
 }
+
+// patient has the pod stay when its node is not heard of: the control plane
+// deletes others after five minutes.
+func patient(p *v1.Pod) {
+	p.Spec.Tolerations = append(p.Spec.Tolerations, v1.Toleration{Operator: v1.TolerationOpExists})
+}
 func restart(r v1.RestartPolicy) func(*v1.Pod) {
 	return func(p *v1.Pod) { p.Spec.RestartPolicy = r }
 }

@@ -8,12 +8,15 @@ fence() {
 	[ "$last" = epoch/1000000001 ] || exit 75
 }
 fence
-# Commands into running jobs: a file each, then one signal that wakes them all
-# (they also look by themselves every few seconds).
+# Commands into jobs: a file each, then one signal that wakes those that run (they
+# also look by themselves, when they start and every few seconds). A job that waits
+# gets no signal: scancel would try for half a minute to deliver it.
 wake='' term='' cancel=''
-command() { # UID JOB VERB CONTAINER NUMBER
+command() { # UID JOB VERB CONTAINER NUMBER RUNS
 	if put "$@"; then
-		wake="$wake $2"
+		[ -z "$6" ] || wake="$wake $2"
+	elif [ -z "$6" ]; then
+		: # it is cancelled below
 	elif [ "$3" = stop ] && [ -d "$1/run" ]; then
 		term="$term $2" # a full disk: TERM says the same, with the pod's own grace
 	elif [ "$3" = stop ]; then
@@ -28,11 +31,11 @@ put() {
 	case $last in *[!0-9]* | '') last=1000000000 ;; esac
 	printf '%s %s %s\n' "$3" "$4" "$5" >"$1/cmd.new" && mv "$1/cmd.new" "$1/cmd/$((last + 1))"
 }
-command 'u-1' '12' 'stop' '-' 30
+command 'u-1' '12' 'stop' '-' 30 '1'
 rc=0
+timeout -k 5 30 scancel --quiet '13' || rc=$?
+timeout -k 5 30 scancel --quiet --state=PENDING '14' 'it'\''s "$(id)" \' || rc=$?
 [ -z "$wake" ] || timeout -k 5 30 scancel --batch --signal=USR1 $wake || rc=$?
 [ -z "$term" ] || timeout -k 5 30 scancel --batch --signal=TERM $term || rc=$?
 [ -z "$cancel" ] || timeout -k 5 30 scancel --quiet $cancel || rc=$?
-timeout -k 5 30 scancel --quiet '13' || rc=$?
-timeout -k 5 30 scancel --quiet --state=PENDING '14' 'it'\''s "$(id)" \' || rc=$?
 exit $rc
