@@ -59,9 +59,16 @@ func (p *KNOCProvider) watchSession(ctx context.Context) error {
 	defer a.close()
 	// Markers may have been removed by a session that was cut before it read:
 	// a new session reads everything past what is known.
-	if err := p.readJournals(ctx, a, p.unread(true), true); err != nil {
+	if _, err := p.readJournals(ctx, a, p.unread(true), true); err != nil {
 		return err
 	}
+	// A marker says that there is something to read. Where nothing is seen yet, a
+	// stale cache is in the way: the journal is read at each look until it is.
+	type unseen struct {
+		restart int
+		until   time.Time
+	}
+	again := map[types.UID]unseen{}
 	for {
 		restarts := map[types.UID]int{}
 		if err := a.ask(ctx, []string{"marks"}, func(name string, body []byte) error {
@@ -78,10 +85,19 @@ func (p *KNOCProvider) watchSession(ctx context.Context) error {
 		}
 		want := p.unread(false)
 		for uid, restart := range restarts {
-			want[uid] = p.position(uid, restart)
+			again[uid] = unseen{restart, p.now().Add(2 * staleFor)}
 		}
-		if err := p.readJournals(ctx, a, want, false); err != nil {
+		for uid, u := range again {
+			want[uid] = p.position(uid, u.restart)
+		}
+		seen, err := p.readJournals(ctx, a, want, false)
+		if err != nil {
 			return err
+		}
+		for uid, u := range again {
+			if seen[uid] || p.now().After(u.until) {
+				delete(again, uid)
+			}
 		}
 		select {
 		case <-ctx.Done():
@@ -132,10 +148,11 @@ func (p *KNOCProvider) unread(all bool) map[types.UID]position {
 	return want
 }
 
-// readJournals reads and hands the pieces to the loop.
-func (p *KNOCProvider) readJournals(ctx context.Context, a asker, want map[types.UID]position, all bool) error {
+// readJournals reads and hands the pieces to the loop. It tells in which there
+// was anything.
+func (p *KNOCProvider) readJournals(ctx context.Context, a asker, want map[types.UID]position, all bool) (map[types.UID]bool, error) {
 	if len(want) == 0 {
-		return nil
+		return nil, nil
 	}
 	var requests []string
 	for uid, at := range want {
@@ -151,6 +168,7 @@ func (p *KNOCProvider) readJournals(ctx context.Context, a asker, want map[types
 		text []byte
 	}
 	var pieces []piece
+	seen := map[types.UID]bool{}
 	err := a.ask(ctx, requests, func(name string, body []byte) error {
 		word := strings.Split(name, ".")
 		if len(word) != 4 || word[0] != "journal" {
@@ -160,6 +178,9 @@ func (p *KNOCProvider) readJournals(ctx context.Context, a asker, want map[types
 		offset, err2 := strconv.ParseInt(word[3], 10, 64)
 		if err1 == nil && err2 == nil {
 			pieces = append(pieces, piece{types.UID(word[1]), position{restart, offset}, body})
+			if len(body) > 0 {
+				seen[types.UID(word[1])] = true
+			}
 		}
 		return nil
 	})
@@ -173,7 +194,7 @@ func (p *KNOCProvider) readJournals(ctx context.Context, a asker, want map[types
 			}
 		})
 	}
-	return err
+	return seen, err
 }
 
 // pace is how long until the next look.

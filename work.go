@@ -81,7 +81,10 @@ type work struct {
 	removing bool
 }
 
-const absentFor = 60 * time.Second // between two squeue without a job
+const (
+	absentFor = 60 * time.Second // between two squeue without a job
+	staleFor  = 35 * time.Second // attribute caches are mostly set to 30 s
+)
 
 // has says whether the journal has a line with this word.
 func (w *work) has(word string) bool {
@@ -165,10 +168,20 @@ func (w *work) read(restart int, offset int64, data []byte, asked, now time.Time
 			w.checkAt, w.checks = now.Add(500*time.Millisecond), 0
 		}
 	}
-	if !w.ended.IsZero() && !asked.Before(w.ended) {
+	if !w.ended.IsZero() && !asked.Before(w.ended.Add(w.staleness())) {
 		w.over, w.dirty = true, true
 	}
 	return fresh
+}
+
+// staleness is for how long after the job's end its journal may still look
+// shorter than it is: a shared home remembers sizes and missing names. Where the
+// end is there, or nothing ran, there is nothing to wait for.
+func (w *work) staleness() time.Duration {
+	if w.has("done") || w.claim() == "" && w.job.NodeList == "" {
+		return 0
+	}
+	return staleFor
 }
 
 // observe takes in Slurm's word on the job, asked for at that time.

@@ -72,6 +72,7 @@ for f in */; do
 		if [ -z "$newest" ] || [ "$r" -gt "$newest" ]; then newest=$r; fi
 	done
 	if [ -n "$newest" ]; then
+		read -r text <"$d/journal.$newest" # so that no remembered size is in the way
 		text=$(cat "$d/journal.$newest"; echo .)
 		say "journal.$newest" "${text%.}"
 	fi

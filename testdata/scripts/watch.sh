@@ -27,6 +27,9 @@ while IFS=' ' read -r verb uid restart offset; do
 		say marks "$*"
 		;;
 	read)
+		# A file whose size is remembered from before ends there. To have read
+		# from it makes the next stat of it, which is tail's, ask the server.
+		{ read -r text <"$uid/journal.$restart"; } 2>/dev/null
 		text=$(tail -c "+$((offset + 1))" "$uid/journal.$restart" 2>/dev/null; echo .)
 		say "journal.$uid.$restart.$offset" "${text%.}"
 		;;
