@@ -60,6 +60,15 @@ func cleanUp() error {
 	if out, err := run(nil, "KNOC_LOGIN", "rm -rf "+shimDir()+"/*"); err != nil {
 		return fmt.Errorf("%v: %s", err, out)
 	}
+	left, err := tryKubectl(nil, "get", "namespace", "-l", "knoc-e2e", "-o", "jsonpath={.items[*].metadata.name}")
+	if err != nil {
+		return err
+	}
+	for _, n := range strings.Fields(left) { // pods of a knoc that was killed have nobody to end them
+		if out, err := tryKubectl(nil, "delete", "pods", "--all", "-n", n, "--force", "--grace-period=0", "--wait=false"); err != nil {
+			return fmt.Errorf("pods of an earlier run: %v: %s", err, out)
+		}
+	}
 	if out, err := tryKubectl(nil, "delete", "namespace", "-l", "knoc-e2e", "--wait=true", "--timeout=120s"); err != nil {
 		return fmt.Errorf("namespaces of an earlier run: %v: %s", err, out)
 	}
