@@ -42,10 +42,10 @@ packages:
 test-go test-real race: export KNOC_TEST_SHELLS = dash bash busybox
 
 test-go:
-	go test ./...
+	.ci/gotest ./...
 
 race:
-	CGO_ENABLED=1 go test -race .
+	CGO_ENABLED=1 .ci/gotest -race .
 
 check:
 	@test -z "$$(gofmt -l .)" || { gofmt -l .; echo 'these files are not formatted: run gofmt -w'; exit 1; }
@@ -62,7 +62,7 @@ deps:
 QUOTED = SC1003,SC1010,SC2016,SC2041,SC2086,SC2088,SC2317
 
 lint:
-	shellcheck .ci/run .ci/step .ci/deps .ci/packages .ci/install-check testbed/up testbed/down testbed/ctl testbed/demo testbed/*.sh
+	shellcheck .ci/run .ci/step .ci/gotest .ci/deps .ci/packages .ci/install-check testbed/up testbed/down testbed/ctl testbed/demo testbed/*.sh
 	shellcheck --shell=sh testdata/pods/*.sh
 	shellcheck --shell=sh --exclude=$(QUOTED) testdata/scripts/*.sh
 
@@ -71,7 +71,7 @@ install-check:
 
 # The first of the tests keeps a knoc of its own away for seven minutes, while the
 # others run.
-E2E = go test -tags testbed -count=1 -parallel 12 -timeout 30m
+E2E = .ci/gotest -tags testbed -count=1 -parallel 12 -timeout 30m
 
 test-real:
 	. testbed/run/env && KNOC_E2E_LONG=1 $(E2E) ./testbed/e2e
