@@ -27,8 +27,8 @@ import (
 )
 
 const (
-	samples  = 7                // per row; the table shows medians
-	statuses = 20               // samples of a 95th percentile
+	samples  = 5                // per row; the table shows medians
+	statuses = 15               // samples of a 95th percentile
 	patience = 5 * time.Minute  // for anything at all
 	pause    = time.Second      // between samples, so that they do not meet in one turn of slurmctld
 	window   = 60 * time.Second // in which commands and CPU are counted
