@@ -66,8 +66,9 @@ func (b *budget) when(now time.Time) time.Time {
 func (b *budget) take(now time.Time) { b.when(now); b.tokens-- }
 
 // run reads the remote directories, then reconciles until ctx ends, another
-// knoc takes over (errFenced), or starting turns out to be impossible. The
-// pod informer has synced before it is called.
+// knoc takes over (errFenced), or starting turns out to be impossible. The pod
+// informer may still be behind: a pod that it does not have is asked for by LIST
+// before anything is done about it.
 func (p *KNOCProvider) run(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()

@@ -16,6 +16,7 @@ import (
 	classic "github.com/CARV-ICS-FORTH/knoc"
 	"github.com/virtual-kubelet/virtual-kubelet/errdefs"
 	"golang.org/x/crypto/ssh"
+	"golang.org/x/crypto/ssh/knownhosts"
 	v1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -165,7 +166,11 @@ func TestClassicRemoteExecution(t *testing.T) {
 		t.Fatal(err)
 	}
 	user, address, _ := strings.Cut(env("KNOC_SSH"), "@")
-	client, err := ssh.Dial("tcp", address, &ssh.ClientConfig{User: user, Auth: []ssh.AuthMethod{ssh.PublicKeys(key)}, HostKeyCallback: ssh.InsecureIgnoreHostKey()})
+	known, err := knownhosts.New(env("KNOC_SSH_KNOWN_HOSTS"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	client, err := ssh.Dial("tcp", address, &ssh.ClientConfig{User: user, Auth: []ssh.AuthMethod{ssh.PublicKeys(key)}, HostKeyCallback: known})
 	if err != nil {
 		t.Fatal(err)
 	}
