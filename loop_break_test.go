@@ -514,3 +514,37 @@ func TestWipedAndDeleted(t *testing.T) {
 	k.waitGone(pod.UID)
 	k.cluster.WaitState(got.Annotations[AnnotationJobID], "CANCELLED")
 }
+
+// TestHeldBackAndDeleted: when sbatch fails, the pods after the first few are not
+// handed to it. One that is deleted then leaves nothing on the cluster either.
+func TestHeldBackAndDeleted(t *testing.T) {
+	k := newKnocTest(t)
+	k.cluster.Slurm("sbatch.error", noController)
+	var pods []*v1.Pod
+	for i := range 3 * submitParallel {
+		pods = append(pods, k.api.create(k.pod(fmt.Sprintf("held-%d", i), "true")))
+	}
+	k.start() // all of them in one exchange
+	for _, pod := range pods {
+		k.wait(pod.UID, "waiting for Slurm", func(p *v1.Pod) bool {
+			return len(p.Status.ContainerStatuses) > 0 && p.Status.ContainerStatuses[0].State.Waiting.Reason == "SlurmSubmitFailed"
+		})
+	}
+	if left := k.cluster.Sh("cd .knoc/knoc-c1 && ls -d *.new-* submit.* 2>/dev/null || :"); left != "" {
+		t.Errorf("an exchange left behind: %s", left)
+	}
+	for _, pod := range pods {
+		k.api.remove(pod.UID, 30)
+	}
+	k.cluster.NoSlurm("sbatch.error")
+	for end := time.Now().Add(time.Minute); ; time.Sleep(50 * time.Millisecond) {
+		k.leap(10 * time.Second)
+		left := k.cluster.Sh("cd .knoc/knoc-c1 && ls -d uid-* 2>/dev/null || :")
+		if left == "" {
+			break
+		}
+		if time.Now().After(end) {
+			t.Fatalf("the pods are deleted and left: %s", left)
+		}
+	}
+}

@@ -133,11 +133,19 @@ func kubectl(t testing.TB, args ...string) string {
 // until waits until done answers true; it asks every half second.
 func until(t testing.TB, what string, done func() bool) {
 	t.Helper()
+	if !inTime(done) {
+		t.Fatalf("waited %v: %s", limit, what)
+	}
+}
+
+// inTime is until for a caller that has more to say when it was in vain.
+func inTime(done func() bool) bool {
 	for end := time.Now().Add(limit); !done(); time.Sleep(500 * time.Millisecond) {
 		if time.Now().After(end) {
-			t.Fatalf("waited %v: %s", limit, what)
+			return false
 		}
 	}
+	return true
 }
 
 func env(name string) string { return os.Getenv(name) }

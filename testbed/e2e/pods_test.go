@@ -293,7 +293,10 @@ func (n *namespace) close() {
 			}
 		}
 	}
-	until(n.t, "the pods' files on the cluster to be removed", func() bool { return remains(n.t, n.pods) == "" })
+	var left string
+	if !inTime(func() bool { left = remains(n.t, n.pods); return left == "" }) {
+		n.t.Errorf("the pods are gone and left files on the cluster: %s\n%s", left, login(n.t, "cd ~/.knoc && ls -la "+left+" || :"))
+	}
 }
 
 // checkHistory: whatever was done to the cluster, a pod's phase goes forwards

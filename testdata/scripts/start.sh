@@ -86,5 +86,5 @@ done
 for f in */sealed; do
 	[ -e "${f%/sealed}/meta" ] || [ ! -e "$f" ] || rm -rf "${f%/sealed}"
 done
-rm -rf ./*.gone
+rm -rf ./*.gone submit.down-* submit.tar-*
 exit 0

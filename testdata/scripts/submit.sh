@@ -33,6 +33,9 @@ submit() {
 		mv -T "$new" "$d" || return
 	fi
 	[ -s "$d/job" ] && return
+	if [ -e "$down" ] && [ "$2" != seal ] && [ "$2" != drop ]; then
+		return # it stays staged until slurmctld is back
+	fi
 	if ! mkdir "$d/lock" 2>/dev/null; then
 		[ "$2" = retry ] || [ "$2" = drop ] || return
 		[ ! -e "$d/sealed" ] || return
@@ -60,16 +63,15 @@ submit() {
 n=0
 set -- 'u-1' 'submit' 'it'\''s "$(id)" \' 'seal'
 while [ $# -gt 1 ]; do
-	if [ ! -e "$down" ] || [ "$2" = seal ] || [ "$2" = drop ]; then
-		submit "$1" "$2" &
-		n=$((n + 1))
-		[ $((n % 4)) = 0 ] && wait
-	fi
+	submit "$1" "$2" &
+	n=$((n + 1))
+	[ $((n % 4)) = 0 ] && wait
 	shift 2
 done
 wait
 rm -f "$down"
 for uid in 'u-1' 'it'\''s "$(id)" \'; do
+	rm -rf "$uid.new-RANDOM" # what is by half, or came too late, holds secrets all the same
 	if [ -s "$uid/job" ] && read -r id <"$uid/job"; then
 		say "job.$uid" "$id"
 	elif [ -e "$uid/sealed" ]; then
