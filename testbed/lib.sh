@@ -59,10 +59,13 @@ alive() { pid_of "$1" >/dev/null; }
 
 spawn() { # NAME COMMAND...: in the background in a session of its own; output is appended to its log
   local n=$1; shift
-  # the process itself writes its pid before it execs: killing this script loses no process
+  # the process itself writes its pid before it execs: killing this script loses no process. It inherits no other
+  # open file: a lock that is held while this script runs would last as long as the daemon
   # shellcheck disable=SC2016
   setsid bash -c 'f=$1; shift; s=$(cat /proc/$$/stat); set -- "${s##*) }" "$@"; read -ra a <<<"$1"; shift
-    echo "$$ ${a[19]}" >"$f.new"; mv "$f.new" "$f"; exec "$@"' spawn "$STATE/pid/$n" "$@" </dev/null >>"$LOG/$n.log" 2>&1 &
+    echo "$$ ${a[19]}" >"$f.new"; mv "$f.new" "$f"
+    for f in /proc/$$/fd/*; do f=${f##*/}; if [ "$f" -gt 2 ]; then eval "exec $f>&-"; fi; done
+    exec "$@"' spawn "$STATE/pid/$n" "$@" </dev/null >>"$LOG/$n.log" 2>&1 &
   disown
   local i
   for ((i = 0; i < 100; i++)); do alive "$n" && return; sleep 0.02; done
