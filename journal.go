@@ -1,6 +1,8 @@
 package knoc
 
 import (
+	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -9,23 +11,46 @@ import (
 // event is one line of a journal: a fact that pod.sh appended on the compute node.
 type event struct {
 	Time time.Time
-	Word string   // claim, host, start, exit, backoff, stopping, ack, done
+	Word string   // one of journalArgs
 	Args []string // fixed words, container names, integers, addresses
 }
 
-// journalArgs are the arguments of each word of a journal: w is any word, n an
-// integer, c an exit code, b 0 or 1; * repeats the one before it any number of
-// times, also none.
+// journalArgs are the arguments of each word of a journal: w is any word, c a
+// name that can be part of a file's, p a probe, h a hook, n an integer, x an exit
+// code, b 0 or 1; * repeats the one before it any number of times, also none. What a container has
+// to say is never here: it is in msg/, and these words tell where.
 var journalArgs = map[string]string{
-	"claim":    "n",   // job id
-	"host":     "ww*", // host name, addresses
-	"start":    "wn",  // container, attempt
-	"exit":     "wnc", // container, attempt, exit code
-	"backoff":  "wnn", // container, attempt that ended, seconds
-	"stopping": "n",   // grace seconds
-	"ack":      "n",   // sequence number of a command
-	"done":     "b",   // 0: every app container's last run ended 0
+	"claim":      "n",    // job id
+	"host":       "ww*",  // host name, addresses
+	"pull":       "c",    // container whose image is being brought
+	"pulled":     "cn",   // container, milliseconds
+	"pullfailed": "cx",   // container, exit code; the text is in msg/<container>.pull
+	"start":      "cn",   // container, attempt
+	"started":    "cn",   // container, attempt whose startup probe has passed
+	"ready":      "cnb",  // container, attempt, by its readiness probe
+	"unhealthy":  "cnpn", // container, attempt, probe, failures in a row; msg/<container>.<attempt>.<probe>
+	"hook":       "cnhx", // container, attempt, hook that ended, exit code; msg/<container>.<attempt>.<hook>
+	"kill":       "cncn", // container, attempt, why it is being ended, grace seconds
+	"oom":        "cn",   // container, attempt of which the kernel killed a process for memory
+	"message":    "cn",   // container, attempt that left a termination message in msg/<container>.<attempt>
+	"exit":       "cnx",  // container, attempt, exit code
+	"backoff":    "cnn",  // container, attempt that ended, seconds
+	"deadline":   "",     // activeDeadlineSeconds ran out
+	"timelimit":  "",     // Slurm's time limit is about to end the job
+	"stopping":   "n",    // grace seconds
+	"ack":        "n",    // sequence number of a command
+	"done":       "b",    // 0: every app container's last run ended 0
 }
+
+// journalWords are the words that an argument p or h may be.
+var journalWords = map[byte][]string{
+	'p': {"startup", "readiness", "liveness"},
+	'h': {"post", "pre"},
+}
+
+// fileWord is a name that may be part of a file's: as Kubernetes names
+// containers, so that no journal can make knoc read another file than it should.
+var fileWord = regexp.MustCompile(`^[a-z0-9]([-a-z0-9]*[a-z0-9])?$`)
 
 // parseJournal reads a journal. A line that is none of its lines is skipped,
 // and so is a last line without its end: it is still being written, or arrives
@@ -66,6 +91,16 @@ func fits(args []string, shape string) bool {
 			}
 			continue
 		case 'c':
+			if !fileWord.MatchString(arg) {
+				return false
+			}
+			continue
+		case 'p', 'h':
+			if !slices.Contains(journalWords[shape[i]], arg) {
+				return false
+			}
+			continue
+		case 'x':
 			most = 255
 		case 'b':
 			most = 1
@@ -85,4 +120,21 @@ func (e event) num(i int) int32 {
 	}
 	n, _ := strconv.ParseInt(e.Args[i], 10, 32)
 	return int32(n)
+}
+
+// text is the name in msg/ of what a container or a tool had to say about this
+// event, "" for none.
+func (e event) text() string {
+	switch e.Word {
+	case "message":
+		return e.Args[0] + "." + strconv.Itoa(int(e.num(1)))
+	case "unhealthy", "hook":
+		if e.Word == "hook" && e.num(3) == 0 {
+			return ""
+		}
+		return e.Args[0] + "." + strconv.Itoa(int(e.num(1))) + "." + e.Args[2]
+	case "pullfailed":
+		return e.Args[0] + ".pull"
+	}
+	return ""
 }

@@ -12,6 +12,12 @@ import (
 // flagsAnnotation holds more sbatch options for a pod's job.
 const flagsAnnotation = "slurm-job.knoc.io/flags"
 
+// requeueAnnotation set to "true" lets Slurm run a pod's job again, after a
+// node's failure, a preemption, or when an operator says so.
+const requeueAnnotation = "slurm-job.knoc.io/requeue"
+
+func mayRequeue(pod *v1.Pod) bool { return pod.Annotations[requeueAnnotation] == "true" }
+
 // sbatchOptions are the options of a pod's job, each a whole one in the form
 // for an #SBATCH line of its own.
 func sbatchOptions(pod *v1.Pod, partition string) ([]string, error) {

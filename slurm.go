@@ -229,6 +229,9 @@ var slurmStates = map[string]slurmState{
 
 func (j job) class() stateClass { return slurmStates[j.State].class }
 
+// suspended says that the job keeps its place and its processes are held.
+func (j job) suspended() bool { return j.State == "SUSPENDED" || j.State == "STOPPED" }
+
 // ending is the pod's reason and message for a job that ended without an end in
 // its journal.
 func (j job) ending() (reason, message string) {

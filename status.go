@@ -2,7 +2,7 @@ package knoc
 
 import (
 	"fmt"
-	"net/netip"
+	"slices"
 	"strings"
 	"time"
 
@@ -14,7 +14,9 @@ import (
 type observed struct {
 	// Journal are the events of the newest restart count, in the order written.
 	Journal []event
-	// Messages are what containers left in msg/, by "<container>.<attempt>".
+	// Restart is how often Slurm has run the job again.
+	Restart int
+	// Messages are what the journal's events refer to in msg/, by file name.
 	Messages map[string]string
 	// Job is Slurm's last word on the job. A zero State: Slurm was never heard
 	// of it. A state that has ended is final: whoever fills it in has read the
@@ -70,6 +72,9 @@ func fold(pod *v1.Pod, o observed) v1.PodStatus {
 		s.Phase, s.Reason, s.Message = end.phase, end.reason, end.message
 	default:
 		s.Phase = f.phase(&pod.Spec)
+		if o.Unreachable == "" && o.Job.suspended() {
+			s.Reason, s.Message = "SlurmJobSuspended", fmt.Sprintf("%s is %s", o.Job, strings.ToLower(o.Job.State))
+		}
 	}
 	if s.StartTime == nil {
 		if start := startTime(&o, f); !start.IsZero() {
@@ -114,116 +119,6 @@ func (o *observed) news(s *v1.PodStatus) bool {
 // slurmPending is the waiting reason of containers whose job is in the queue.
 const slurmPending = "SlurmPending"
 
-// facts are a journal read as a whole.
-type facts struct {
-	claimed  time.Time
-	stopping time.Time
-	last     time.Time // of the last event
-	ips      []string
-	runs     map[string]*runs // by container
-	ended    bool             // the journal has its end
-	code     int32            // of done
-}
-
-// runs are the newest run of a container and the one before.
-type runs struct {
-	run
-	before *run
-}
-
-type run struct {
-	attempt    int32
-	start, end time.Time // end is zero while it runs
-	code       int32
-	backoff    time.Duration // until the next run; zero: none was announced
-}
-
-func newFacts(journal []event) *facts {
-	f := &facts{runs: map[string]*runs{}}
-	for _, e := range journal {
-		f.last = e.Time
-		switch e.Word {
-		case "claim":
-			f.claimed = e.Time
-		case "host":
-			if len(e.Args) > 0 {
-				f.ips = e.Args[1:]
-			}
-		case "start":
-			f.begin(e)
-		case "exit":
-			// An exit whose start was not readable shows that there was one.
-			f.begin(e)
-			if r := f.current(e); r != nil && r.end.IsZero() {
-				r.end, r.code = e.Time, e.num(2)
-			}
-		case "backoff":
-			if r := f.current(e); r != nil && !r.end.IsZero() {
-				r.backoff = time.Duration(e.num(2)) * time.Second
-			}
-		case "stopping":
-			if f.stopping.IsZero() {
-				f.stopping = e.Time
-			}
-		case "done":
-			f.ended, f.code = true, e.num(0)
-			return f
-		}
-	}
-	return f
-}
-
-// begin notes the run of a "start" or "exit", unless it is known already.
-func (f *facts) begin(e event) {
-	if len(e.Args) < 2 {
-		return
-	}
-	r := f.runs[e.Args[0]]
-	switch n := e.num(1); {
-	case r == nil:
-		f.runs[e.Args[0]] = &runs{run: run{attempt: n, start: e.Time}}
-	case n > r.attempt:
-		before := r.run
-		if before.end.IsZero() {
-			before.end, before.code = e.Time, unknownCode
-		}
-		f.runs[e.Args[0]] = &runs{run: run{attempt: n, start: e.Time}, before: &before}
-	}
-}
-
-// current is the container's newest run, if that is the one of the event.
-func (f *facts) current(e event) *runs {
-	if len(e.Args) < 3 {
-		return nil
-	}
-	if r := f.runs[e.Args[0]]; r != nil && r.attempt == e.num(1) {
-		return r
-	}
-	return nil
-}
-
-// unknownCode is the exit code of a container whose own is not known, as the
-// kubelet's (TerminatePod in pkg/kubelet/status/status_manager.go).
-const unknownCode = 137
-
-// addresses are the compute node's, at most one of each family, as the API
-// server takes no more (validatePodIPs in pkg/apis/core/validation).
-func (f *facts) addresses() []string {
-	var ips []string
-	var v4, v6 bool
-	for _, text := range f.ips {
-		ip, err := netip.ParseAddr(text)
-		if err != nil || ip.Zone() != "" || ip.Is4In6() || ip.IsUnspecified() || ip.IsLoopback() || ip.IsLinkLocalUnicast() || ip.IsMulticast() {
-			continue
-		}
-		if seen := map[bool]*bool{true: &v4, false: &v6}[ip.Is4()]; !*seen {
-			*seen = true
-			ips = append(ips, ip.String())
-		}
-	}
-	return ips
-}
-
 // podEnd is how a pod's work ended.
 type podEnd struct {
 	phase           v1.PodPhase
@@ -244,26 +139,36 @@ func ending(pod *v1.Pod, o *observed, f *facts) *podEnd {
 		return &podEnd{v1.PodFailed, reason, message, disruption, at, reason, message}
 	}
 	over := o.class() == ended
-	// The journal may say that the job was told to stop though nobody deleted the
-	// pod. Its containers may well exit with 0 then, with their work undone.
-	interrupted := !f.stopping.IsZero() && pod.DeletionTimestamp == nil
+	gone := over || o.Lost
+	interrupted := f.interrupted(pod)
+	// Whoever stopped the job first is why it ended.
+	deadline := !f.deadline.IsZero() && (f.stopping.IsZero() || !f.stopping.Before(f.deadline))
+	timelimit := !f.timelimit.IsZero() && (f.stopping.IsZero() || !f.stopping.Before(f.timelimit))
 	switch {
 	case o.Refused != nil:
 		return failed(o.Refused.Reason, o.Refused.Message, false)
-	case f.ended && interrupted && pastDeadline(pod, o, f, f.stopping),
+	case deadline && (f.ended || gone),
+		f.ended && interrupted && pastDeadline(pod, o, f, f.stopping),
 		over && !f.ended && o.Job.State == "TIMEOUT" && pastDeadline(pod, o, f, o.Job.End):
 		return failed("DeadlineExceeded", "Pod was active on the node longer than the specified deadline", false)
+	case timelimit && (f.ended || o.Lost || over && o.Job.State != "TIMEOUT"):
+		return failed(slurmStates["TIMEOUT"].reason, fmt.Sprintf("%s %s", o.Job, slurmStates["TIMEOUT"].text), false)
 	case f.ended && interrupted && (o.Lost || over && (o.Job.State == "COMPLETED" || o.Job.State == "FAILED")):
 		return failed("SlurmJobStopped", fmt.Sprintf("%s was told to stop by a signal, and did", o.Job), false)
 	case f.ended && interrupted && !over:
 		return nil // Slurm will say who or what stopped it
-	case f.ended && !interrupted && f.killed() && !over && !o.Lost:
+	case f.ended && !interrupted && f.killed() && !gone:
 		return nil // Slurm will say whether it was for want of memory
 	case f.ended && !interrupted:
 		end := failed("", "", false)
 		end.at, end.killed, end.killedMessage = f.last, "ContainerStatusUnknown", "the journal lacks the container's exit"
 		if f.code == 0 && f.succeeded(&pod.Spec) {
 			end.phase = v1.PodSucceeded
+		}
+		if end.phase == v1.PodSucceeded && over && o.Job.State == "OUT_OF_MEMORY" {
+			// The kernel killed a process, and neither it nor the exit codes tell whose.
+			end.phase = v1.PodFailed
+			end.reason, end.message = o.Job.ending()
 		}
 		return end
 	case over:
@@ -273,33 +178,6 @@ func ending(pod *v1.Pod, o *observed, f *facts) *podEnd {
 		return failed("JobLost", fmt.Sprintf("%s ended without a trace: its journal on the cluster has no end, and Slurm does not know it any more", o.Job), false)
 	}
 	return nil
-}
-
-// killed: a container's last run ended as by SIGKILL.
-func (f *facts) killed() bool {
-	for _, r := range f.runs {
-		if !r.end.IsZero() && r.code == 137 {
-			return true
-		}
-	}
-	return false
-}
-
-// succeeded: every app container's last run ended with 0, and no init
-// container's with another code.
-func (f *facts) succeeded(spec *v1.PodSpec) bool {
-	for i := range spec.InitContainers {
-		c := &spec.InitContainers[i]
-		if r := f.runs[c.Name]; r != nil && r.code != 0 && !isSidecar(c) {
-			return false
-		}
-	}
-	for _, c := range spec.Containers {
-		if r := f.runs[c.Name]; r == nil || r.end.IsZero() || r.code != 0 {
-			return false
-		}
-	}
-	return len(spec.Containers) > 0
 }
 
 // pastDeadline: at that time the job had run for activeDeadlineSeconds.
@@ -325,10 +203,7 @@ func startTime(o *observed, f *facts) time.Time {
 
 // waiting is the state of containers that have not started.
 func waiting(pod *v1.Pod, o *observed, f *facts) *v1.ContainerStateWaiting {
-	w := &v1.ContainerStateWaiting{Reason: "ContainerCreating"}
-	if len(pod.Spec.InitContainers) > 0 {
-		w.Reason = "PodInitializing"
-	}
+	w := &v1.ContainerStateWaiting{Reason: creating(pod)}
 	switch {
 	case !f.last.IsZero():
 		// the job is at work
@@ -379,24 +254,37 @@ func (c *containers) statuses(specs []v1.Container, old []v1.ContainerStatus, in
 func (c *containers) status(spec *v1.Container, old v1.ContainerStatus, init bool) v1.ContainerStatus {
 	s := old
 	s.Name, s.Image, s.State = spec.Name, spec.Image, v1.ContainerState{}
+	if s.ImageID == "" && strings.Contains(spec.Image, "@") {
+		s.ImageID = spec.Image // a digest names what runs
+	}
 	r := c.f.runs[spec.Name]
 	if r != nil {
 		s.ContainerID = c.id(spec.Name, r.attempt)
-		// A requeued job counts from 0 again; a status does not.
+		// A requeued job counts on from its first run; should it not, a status
+		// does not count back.
 		s.RestartCount = max(old.RestartCount, r.attempt)
-		if r.before != nil {
-			s.LastTerminationState.Terminated = c.terminated(spec.Name, r.before)
+	}
+	again := r != nil && s.ContainerID != old.ContainerID || r == nil && (c.o.class() == queued || c.o.Restart > 0)
+	switch {
+	case r != nil && r.before != nil:
+		s.LastTerminationState.Terminated = c.terminated(spec.Name, r.before)
+	case again && old.State.Running != nil:
+		// The job runs again, or will: this is what became of its run before.
+		s.LastTerminationState.Terminated = &v1.ContainerStateTerminated{
+			ExitCode: unknownCode, Reason: "ContainerStatusUnknown", Message: "the job was requeued while the container ran",
+			StartedAt: old.State.Running.StartedAt, ContainerID: old.ContainerID,
 		}
+	case again && old.State.Terminated != nil:
+		s.LastTerminationState.Terminated = old.State.Terminated
 	}
 	switch {
 	case r == nil:
-		w := *c.wait
-		if c.end != nil && c.end.reason != "" {
-			// kubectl get shows this word rather than the pod's.
-			w.Reason, w.Message = c.end.reason, c.end.message
+		s.State.Waiting = c.waiting(spec)
+	case r.end.IsZero() && c.end == nil, c.mayGoOn(r):
+		if c.f.up(spec) == nil {
+			s.State.Waiting = &v1.ContainerStateWaiting{Reason: creating(c.pod)}
+			break
 		}
-		s.State.Waiting = &w
-	case r.end.IsZero() && c.end == nil:
 		s.State.Running = &v1.ContainerStateRunning{StartedAt: metav1.Time{Time: r.start}}
 	case r.end.IsZero():
 		gone := r.run
@@ -405,7 +293,9 @@ func (c *containers) status(spec *v1.Container, old v1.ContainerStatus, init boo
 			gone.end = gone.start // clocks differ
 		}
 		s.State.Terminated = c.terminated(spec.Name, &gone)
-		s.State.Terminated.Reason, s.State.Terminated.Message = c.end.killed, c.end.killedMessage
+		if !gone.oom {
+			s.State.Terminated.Reason, s.State.Terminated.Message = c.end.killed, c.end.killedMessage
+		}
 	case r.backoff > 0 && c.end == nil:
 		s.State.Waiting = &v1.ContainerStateWaiting{
 			Reason: "CrashLoopBackOff",
@@ -422,12 +312,52 @@ func (c *containers) status(spec *v1.Container, old v1.ContainerStatus, init boo
 	if t := old.State.Terminated; t != nil && s.State.Terminated == nil && !mayRestart(spec, &c.pod.Spec, t.ExitCode) {
 		s = old
 	}
-	isRunning := s.State.Running != nil
-	s.Started, s.Ready = &isRunning, isRunning
+	c.probed(spec, &s, r, init)
+	return s
+}
+
+// probed sets started and ready, by the probes that the container has
+// (UpdatePodStatus in pkg/kubelet/prober/prober_manager.go). A pod that is being
+// stopped is not ready, nor is one whose job Slurm has suspended.
+func (c *containers) probed(spec *v1.Container, s *v1.ContainerStatus, r *runs, init bool) {
+	started := s.State.Running != nil && r != nil && (spec.StartupProbe == nil || r.started)
+	s.Started = &started
+	s.Ready = started && (spec.ReadinessProbe == nil || r.ready) && !c.f.terminating(c.pod) && !c.o.Job.suspended()
 	if init && !isSidecar(spec) {
 		s.Ready = s.State.Terminated != nil && s.State.Terminated.ExitCode == 0
 	}
-	return s
+}
+
+// mayGoOn says that a run that was told to stop is shown as running still: Slurm
+// may be about to run the job again, as the pod allows, and a container that was
+// shown as terminated cannot be shown as running again under every policy.
+func (c *containers) mayGoOn(r *runs) bool {
+	return c.end == nil && mayRequeue(c.pod) && !r.end.IsZero() && c.f.interrupted(c.pod) &&
+		c.f.deadline.IsZero() && c.f.timelimit.IsZero() && !r.end.Before(c.f.stopping)
+}
+
+// waiting is the state of a container that has not been launched.
+func (c *containers) waiting(spec *v1.Container) *v1.ContainerStateWaiting {
+	w := *c.wait
+	switch p := c.f.pulls[spec.Name]; {
+	case c.end != nil && c.end.reason != "":
+		// kubectl get shows this word rather than the pod's.
+		w.Reason, w.Message = c.end.reason, c.end.message
+	case p != nil && p.failed:
+		w.Reason, w.Message = "ErrImagePull", c.o.text(spec.Name+".pull", "the image cannot be pulled")
+		if p.failures > 1 {
+			w.Reason, w.Message = "ImagePullBackOff", fmt.Sprintf("Back-off pulling image %q: ErrImagePull: %s", spec.Image, w.Message)
+		}
+	}
+	return &w
+}
+
+// creating is the waiting reason of containers that the job has not come to.
+func creating(pod *v1.Pod) string {
+	if len(pod.Spec.InitContainers) > 0 {
+		return "PodInitializing"
+	}
+	return "ContainerCreating"
 }
 
 func (c *containers) id(name string, attempt int32) string {
@@ -436,54 +366,83 @@ func (c *containers) id(name string, attempt int32) string {
 
 func (c *containers) terminated(name string, r *run) *v1.ContainerStateTerminated {
 	t := &v1.ContainerStateTerminated{
-		ExitCode:    r.code,
+		ExitCode:    r.exit(),
 		Reason:      "Error",
-		Message:     strings.ToValidUTF8(c.o.Messages[fmt.Sprintf("%s.%d", name, r.attempt)], "?"),
 		StartedAt:   metav1.Time{Time: r.start},
 		FinishedAt:  metav1.Time{Time: r.end},
 		ContainerID: c.id(name, r.attempt),
 	}
+	if r.message {
+		t.Message = c.o.text(fmt.Sprintf("%s.%d", name, r.attempt), "")
+		// All of a pod's messages together are bounded too (normalizeStatus in
+		// pkg/kubelet/status/status_manager.go).
+		n := len(c.pod.Spec.InitContainers) + len(c.pod.Spec.Containers) + len(c.pod.Spec.EphemeralContainers)
+		t.Message = shortened(t.Message, messagesLimit/max(n, 1))
+	}
+	outOfMemory := c.o.class() == ended && c.o.Job.State == "OUT_OF_MEMORY"
+	alone := len(c.pod.Spec.InitContainers)+len(c.pod.Spec.Containers) == 1
 	switch {
-	case r.code == 0:
-		t.Reason = "Completed"
-	case r.code == 137 && c.o.Job.State == "OUT_OF_MEMORY":
+	case r.oom, outOfMemory && t.ExitCode == oomCode:
 		t.Reason = "OOMKilled"
+	case outOfMemory && t.ExitCode == 0 && alone && !r.end.IsZero():
+		t.Reason, t.ExitCode = "OOMKilled", oomCode
+	case t.ExitCode == 0:
+		t.Reason = "Completed"
 	}
 	return t
+}
+
+const (
+	textLimit     = 4096      // of one text in msg/, as the kubelet's for a termination message
+	messagesLimit = 12 * 1024 // of a pod's termination messages together
+)
+
+// text is what a file in msg/ holds, or else another text.
+func (o *observed) text(name, otherwise string) string {
+	if text := o.Messages[name]; text != "" {
+		return shortened(text, textLimit)
+	}
+	return otherwise
+}
+
+// shortened is at most n bytes of a text, in valid UTF-8.
+func shortened(text string, n int) string {
+	text = strings.ToValidUTF8(strings.ReplaceAll(text, "\x00", "?"), "?")
+	if len(text) <= n {
+		return text
+	}
+	return strings.ToValidUTF8(text[:n], "")
 }
 
 func isSidecar(c *v1.Container) bool {
 	return c.RestartPolicy != nil && *c.RestartPolicy == v1.ContainerRestartPolicyAlways
 }
 
-// mayRestart is the restart policy: the container's own, or the pod's.
+// mayRestart says whether a container that ended with that code may be started
+// again: by its own rules, its own restart policy, or the pod's
+// (ContainerShouldRestart in pkg/api/v1/pod).
 func mayRestart(c *v1.Container, spec *v1.PodSpec, code int32) bool {
-	policy := string(spec.RestartPolicy)
-	if c.RestartPolicy != nil {
-		policy = string(*c.RestartPolicy)
+	for _, other := range slices.Concat(spec.InitContainers, spec.Containers) {
+		for _, rule := range other.RestartPolicyRules {
+			if rule.Action == v1.ContainerRestartRuleActionRestartAllContainers {
+				return true
+			}
+		}
 	}
-	switch v1.RestartPolicy(policy) {
+	policy := spec.RestartPolicy
+	if c.RestartPolicy != nil {
+		for _, rule := range c.RestartPolicyRules {
+			if on := rule.ExitCodes; on != nil && slices.Contains(on.Values, code) == (on.Operator == v1.ContainerRestartRuleOnExitCodesOpIn) {
+				return true
+			}
+		}
+		policy = v1.RestartPolicy(*c.RestartPolicy)
+	}
+	switch policy {
 	case v1.RestartPolicyNever:
 		return false
 	case v1.RestartPolicyOnFailure:
 		return code != 0
 	}
 	return true
-}
-
-// phase is the kubelet's getPhase for a pod whose work is not known to be over:
-// Pending until every container has started, Running from then on.
-func (f *facts) phase(spec *v1.PodSpec) v1.PodPhase {
-	for i := range spec.InitContainers {
-		c := &spec.InitContainers[i]
-		if r := f.runs[c.Name]; r == nil || r.end.IsZero() && !isSidecar(c) {
-			return v1.PodPending
-		}
-	}
-	for _, c := range spec.Containers {
-		if f.runs[c.Name] == nil {
-			return v1.PodPending
-		}
-	}
-	return v1.PodRunning
 }

@@ -13,7 +13,8 @@ import (
 )
 
 // foldPod is a pod with containers "a" and so on; names before "|" are init
-// containers, one with a "+" is a sidecar.
+// containers. After a name come + for a sidecar, ? for a readiness probe, ^ for a
+// startup probe, ! for a postStart hook.
 func foldPod(policy v1.RestartPolicy, names string) *v1.Pod {
 	pod := &v1.Pod{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "p", UID: "u", Generation: 2, CreationTimestamp: metav1.Unix(50, 0)},
@@ -24,15 +25,27 @@ func foldPod(policy v1.RestartPolicy, names string) *v1.Pod {
 	if !ok {
 		inits, apps = "", names
 	}
-	for _, name := range strings.Fields(inits) {
-		c := v1.Container{Image: "busybox"}
-		if c.Name, ok = strings.CutSuffix(name, "+"); ok {
-			c.RestartPolicy = new(v1.ContainerRestartPolicyAlways)
+	container := func(name string) v1.Container {
+		c := v1.Container{Image: "busybox", Name: strings.TrimRight(name, "+?^!")}
+		for _, mark := range name[len(c.Name):] {
+			switch mark {
+			case '+':
+				c.RestartPolicy = new(v1.ContainerRestartPolicyAlways)
+			case '?':
+				c.ReadinessProbe = &v1.Probe{}
+			case '^':
+				c.StartupProbe = &v1.Probe{}
+			case '!':
+				c.Lifecycle = &v1.Lifecycle{PostStart: &v1.LifecycleHandler{}}
+			}
 		}
-		pod.Spec.InitContainers = append(pod.Spec.InitContainers, c)
+		return c
+	}
+	for _, name := range strings.Fields(inits) {
+		pod.Spec.InitContainers = append(pod.Spec.InitContainers, container(name))
 	}
 	for _, name := range strings.Fields(apps) {
-		pod.Spec.Containers = append(pod.Spec.Containers, v1.Container{Name: name, Image: "busybox"})
+		pod.Spec.Containers = append(pod.Spec.Containers, container(name))
 	}
 	return pod
 }
@@ -73,8 +86,13 @@ func brief(s v1.PodStatus) string {
 		if c.RestartCount > 0 {
 			fmt.Fprintf(&b, " restarts %d", c.RestartCount)
 		}
-		if c.Ready {
+		switch {
+		case c.Ready:
 			b.WriteString(" ready")
+		case c.State.Running != nil && *c.Started:
+			b.WriteString(" unready")
+		case c.State.Running != nil:
+			b.WriteString(" starting")
 		}
 	}
 	return b.String()
@@ -107,10 +125,10 @@ func TestFold(t *testing.T) {
 
 		{name: "running", pod: "a", journal: "claim 7; start a 0", want: "Running; a running ready"},
 		{name: "one of two started", pod: "a b", journal: "start a 0", want: "Pending; a running ready; b ContainerCreating"},
-		{name: "init container runs", pod: "i|a", journal: "start i 0", want: "Pending; i running; a PodInitializing"},
+		{name: "init container runs", pod: "i|a", journal: "start i 0", want: "Pending; i running unready; a PodInitializing"},
 		{name: "init container ended", pod: "i|a", journal: "start i 0; exit i 0 0", want: "Pending; i Completed 0 ready; a PodInitializing"},
 		{name: "initialized", pod: "i|a", journal: "start i 0; exit i 0 0; start a 0", want: "Running; i Completed 0 ready; a running ready"},
-		{name: "second init container waits", pod: "i j|a", journal: "start i 0; exit i 0 0; start j 0", want: "Pending; i Completed 0 ready; j running; a PodInitializing"},
+		{name: "second init container waits", pod: "i j|a", journal: "start i 0; exit i 0 0; start j 0", want: "Pending; i Completed 0 ready; j running unready; a PodInitializing"},
 		{name: "sidecar", pod: "s+|a", journal: "start s 0; start a 0", want: "Running; s running ready; a running ready"},
 		{name: "sidecar before the app", pod: "s+|a", journal: "start s 0", want: "Pending; s running ready; a PodInitializing"},
 		{name: "init container fails, will be run again", policy: onFailure, pod: "i|a", journal: "start i 0; exit i 0 3; backoff i 0 10", want: "Pending; i CrashLoopBackOff last 3; a PodInitializing", message: "back-off 10s restarting failed container=i pod=p_ns(u)"},
@@ -130,6 +148,53 @@ func TestFold(t *testing.T) {
 		{name: "Slurm knows nothing more, the journal does", policy: never, pod: "a", o: observed{Lost: true}, journal: "start a 0; exit a 0 0; done 0", want: "Succeeded; a Completed 0"},
 		{name: "done though Slurm failed it", policy: never, pod: "a", o: observed{Job: slurm("FAILED")}, journal: "start a 0; exit a 0 0; done 0", want: "Succeeded; a Completed 0"},
 
+		{name: "readiness not known", pod: "a?", journal: "start a 0", want: "Running; a running unready"},
+		{name: "ready", pod: "a?", journal: "start a 0; ready a 0 0; ready a 0 1", want: "Running; a running ready"},
+		{name: "not ready any more", pod: "a?", journal: "start a 0; ready a 0 1; unhealthy a 0 readiness 3; ready a 0 0", want: "Running; a running unready"},
+		{name: "ready is of one run", pod: "a?", journal: "start a 0; ready a 0 1; exit a 0 1; backoff a 0 10; start a 1; ready a 0 1", want: "Running; a running last 1 restarts 1 unready"},
+		{name: "ready without a probe", pod: "a", journal: "start a 0; ready a 0 0", want: "Running; a running ready"},
+		{name: "not started", pod: "a^?", journal: "start a 0; unhealthy a 0 startup 1", want: "Running; a running starting"},
+		{name: "started", pod: "a^", journal: "start a 0; started a 0", want: "Running; a running ready"},
+		{name: "started, not ready", pod: "a^?", journal: "start a 0; started a 0", want: "Running; a running unready"},
+		{name: "not ready while terminating", pod: "a?", deleted: true, journal: "start a 0; ready a 0 1", want: "Running; a running unready"},
+		{name: "postStart", pod: "a!", journal: "claim 7; start a 0", want: "Pending; a ContainerCreating"},
+		{name: "postStart ended", pod: "a!", journal: "start a 0; hook a 0 post 0", want: "Running; a running ready"},
+		{name: "postStart failed", policy: never, pod: "a!", journal: "start a 0; hook a 0 post 7; kill a 0 hook 30; exit a 0 143; done 1", want: "Failed; a Error 143"},
+		{name: "postStart again", pod: "a!", journal: "start a 0; hook a 0 post 7; kill a 0 hook 30; exit a 0 143; backoff a 0 10; start a 1", want: "Running; a ContainerCreating last 143 restarts 1"},
+
+		{name: "sidecar not started", pod: "s+^|a", journal: "start s 0", want: "Pending; s running starting; a PodInitializing"},
+		{name: "sidecar started", pod: "s+^|a", journal: "start s 0; started s 0; start a 0", want: "Running; s running ready; a running ready"},
+		{name: "sidecar starts again", pod: "s+^|a", journal: "start s 0; started s 0; start a 0; exit s 0 1; backoff s 0 10; start s 1", want: "Running; s running last 1 restarts 1 starting; a running ready"},
+		{name: "sidecar waits to start again", pod: "s+|a", journal: "start s 0; start a 0; exit s 0 0; backoff s 0 10", want: "Running; s CrashLoopBackOff last 0; a running ready"},
+		{name: "the app is done, the sidecar stops", policy: never, pod: "s+|a", journal: "start s 0; start a 0; exit a 0 0; kill s 0 stop 30", want: "Running; s running ready; a Completed 0"},
+		{name: "succeeded in spite of the sidecar", policy: never, pod: "s+|a", journal: "start s 0; start a 0; exit a 0 0; kill s 0 stop 30; exit s 0 137; done 0", want: "Succeeded; s Error 137; a Completed 0"},
+		{name: "a sidecar crashed first", policy: onFailure, pod: "s+|a", journal: "start s 0; start a 0; exit s 0 9; backoff s 0 10; start s 1; exit a 0 0; kill s 1 stop 30; exit s 1 143; done 0", want: "Succeeded; s Error 143 last 9 restarts 1; a Completed 0"},
+		{name: "failed with a sidecar", policy: never, pod: "s+|a", journal: "start s 0; start a 0; exit a 0 3; kill s 0 stop 30; exit s 0 0; done 1", want: "Failed; s Completed 0; a Error 3"},
+
+		{name: "the image is pulled", pod: "a", journal: "claim 7; pull a", want: "Pending; a ContainerCreating"},
+		{name: "the pull failed", pod: "a", o: observed{Messages: map[string]string{"a.pull": "manifest unknown"}}, journal: "pull a; pullfailed a 255", want: "Pending; a ErrImagePull", message: "manifest unknown"},
+		{name: "the pull failed, its text is not there", pod: "a", journal: "pull a; pullfailed a 255", want: "Pending; a ErrImagePull", message: "the image cannot be pulled"},
+		{name: "the pull failed again", pod: "a", o: observed{Messages: map[string]string{"a.pull": "manifest unknown"}}, journal: "pull a; pullfailed a 255; pull a; pullfailed a 255; pull a", want: "Pending; a ImagePullBackOff", message: "Back-off pulling image \"busybox\": ErrImagePull: manifest unknown"},
+		{name: "pulled at last", pod: "a", journal: "pull a; pullfailed a 255; pull a; pulled a 1200; start a 0", want: "Running; a running ready"},
+
+		{name: "killed for memory, by the kernel's count", policy: never, pod: "a b", journal: "start a 0; start b 0; exit a 0 137; oom a 0; exit b 0 0; done 1", want: "Failed; a OOMKilled 137; b Completed 0"},
+		{name: "a child was killed for memory", policy: never, pod: "a", journal: "start a 0; oom a 0; exit a 0 1; done 1", want: "Failed; a OOMKilled 1"},
+		{name: "a child was killed, the container ended with 0", policy: never, pod: "a b", journal: "start a 0; start b 0; oom a 0; exit a 0 0; exit b 0 0; done 0", want: "Failed; a OOMKilled 137; b Completed 0"},
+		{name: "a run before was killed for memory", policy: onFailure, pod: "a", journal: "start a 0; exit a 0 137; oom a 0; backoff a 0 10; start a 1; exit a 1 0; done 0", want: "Succeeded; a Completed 0 last 137 restarts 1"},
+		{name: "out of memory, the script ended with 0", policy: never, pod: "a", o: observed{Job: slurm("OUT_OF_MEMORY")}, journal: "start a 0; exit a 0 0; done 0", want: "Failed OOMKilled; a OOMKilled 137", message: "job 7 used more memory than it was given"},
+		{name: "out of memory, nobody knows whose", policy: never, pod: "a b", o: observed{Job: slurm("OUT_OF_MEMORY")}, journal: "start a 0; start b 0; exit a 0 0; exit b 0 0; done 0", want: "Failed OOMKilled; a Completed 0; b Completed 0"},
+		{name: "killed by its liveness probe, Slurm is not asked", policy: never, pod: "a", o: observed{Job: slurm("COMPLETING")}, journal: "start a 0; unhealthy a 0 liveness 3; kill a 0 liveness 1; exit a 0 137; done 1", want: "Failed; a Error 137"},
+
+		{name: "the deadline", policy: always, pod: "a", journal: "start a 0; deadline; stopping 30; exit a 0 0; done 0", want: "Failed DeadlineExceeded; a Completed 0", message: "Pod was active on the node longer than the specified deadline"},
+		{name: "the deadline, the end is missing", policy: always, pod: "a", o: observed{Job: slurm("CANCELLED")}, journal: "start a 0; deadline; stopping 30", want: "Failed DeadlineExceeded; a DeadlineExceeded 137"},
+		{name: "the deadline, still stopping", policy: always, pod: "a", journal: "start a 0; deadline; stopping 30; exit a 0 0", want: "Running; a Completed 0"},
+		{name: "Slurm's time limit", policy: always, pod: "a", o: observed{Job: slurm("RUNNING")}, journal: "start a 0; timelimit; stopping 30; exit a 0 143; done 1", want: "Failed SlurmTimeLimit; a Error 143", message: "job 7 reached its time limit"},
+		{name: "Slurm's time limit, and it killed", policy: always, pod: "a", o: observed{Job: slurm("TIMEOUT")}, journal: "start a 0; timelimit; stopping 30", want: "Failed SlurmTimeLimit; a SlurmTimeLimit 137", message: "job 7 reached its time limit"},
+		{name: "told to stop, and then the deadline", policy: never, pod: "a", o: observed{Job: job{ID: "7", State: "CANCELLED", By: "0"}}, journal: "start a 0; stopping 30; ack 1; deadline; exit a 0 143; done 1", want: "Failed SlurmJobCancelled; a Error 143"},
+
+		{name: "suspended", pod: "a", o: observed{Job: slurm("SUSPENDED")}, journal: "start a 0", want: "Running SlurmJobSuspended; a running unready", message: "job 7 is suspended"},
+		{name: "suspended before its first container", pod: "a", o: observed{Job: slurm("STOPPED")}, journal: "claim 7", want: "Pending SlurmJobSuspended; a ContainerCreating", message: "job 7 is stopped"},
+
 		{name: "back-off", policy: always, pod: "a", journal: "start a 0; exit a 0 3; backoff a 0 10", want: "Running; a CrashLoopBackOff last 3", message: "back-off 10s restarting failed container=a pod=p_ns(u)"},
 		{name: "long back-off", policy: always, pod: "a", journal: "start a 3; exit a 3 0; backoff a 3 300", want: "Running; a CrashLoopBackOff last 0 restarts 3", message: "back-off 5m0s restarting failed container=a pod=p_ns(u)"},
 		{name: "between exit and back-off", policy: always, pod: "a", journal: "start a 0; exit a 0 3", want: "Running; a Error 3"},
@@ -138,7 +203,7 @@ func TestFold(t *testing.T) {
 		{name: "succeeded, then failed", policy: always, pod: "a", deleted: true, journal: "start a 0; exit a 0 0; backoff a 0 10; start a 1; stopping 5; exit a 1 143; done 1", want: "Failed; a Error 143 last 0 restarts 1"},
 		{name: "an exit was lost", policy: always, pod: "a", journal: "start a 0; start a 1", want: "Running; a running last 137 restarts 1 ready"},
 
-		{name: "deleted, runs", policy: always, pod: "a", deleted: true, journal: "start a 0; stopping 30", want: "Running; a running ready"},
+		{name: "deleted, runs", policy: always, pod: "a", deleted: true, journal: "start a 0; stopping 30", want: "Running; a running unready"},
 		{name: "deleted, ended well", policy: always, pod: "a", deleted: true, journal: "start a 0; stopping 30; exit a 0 0; done 0", want: "Succeeded; a Completed 0"},
 		{name: "deleted in the queue", pod: "a", deleted: true, o: observed{Job: job{ID: "7", State: "CANCELLED"}}, want: "Failed SlurmJobCancelled; a SlurmJobCancelled"},
 		{name: "deleted in back-off", policy: always, pod: "a", deleted: true, journal: "start a 0; exit a 0 3; backoff a 0 10; stopping 30; done 1", want: "Failed; a Error 3"},
@@ -236,6 +301,7 @@ func TestFoldFields(t *testing.T) {
 
 	o.Job = job{ID: "7", State: "RUNNING", Start: at(99)}
 	o.Journal = journal("claim 7; host n1 127.0.0.1 junk 10.0.0.1 fe80::1 10.0.0.2 fd00::1; start i 0; exit i 0 0; start a 0")
+	o.Journal = append(o.Journal, parseJournal([]byte("105 message i 0\n"))...)
 	o.Messages = map[string]string{"i.0": "hello"}
 	pod.Status = fold(pod, o)
 	want.Phase = v1.PodRunning
@@ -353,24 +419,24 @@ func TestFoldWithoutNews(t *testing.T) {
 	}
 }
 
-// Slurm runs a job again, with a journal of its own, against knoc's wish.
+// Slurm runs a job again, with a journal of its own.
 func TestFoldRequeued(t *testing.T) {
 	first := observed{Submitted: true, Job: job{ID: "7", State: "RUNNING"}, Journal: journal("start a 0; exit a 0 3; backoff a 0 10; start a 1; start b 0; exit b 0 1")}
 	again := observed{Submitted: true, Job: job{ID: "7", State: "PENDING"}}
 	for policy, want := range map[v1.RestartPolicy][3]string{
 		v1.RestartPolicyAlways: {
 			"Running; a running last 3 restarts 1 ready; b Error 1",
-			"Pending; a SlurmPending last 3 restarts 1; b SlurmPending",
-			"Running; a running last 3 restarts 1 ready; b running ready",
+			"Pending; a SlurmPending last 137 restarts 1; b SlurmPending last 1",
+			"Running; a running last 137 restarts 2 ready; b running last 1 restarts 1 ready",
 		},
 		v1.RestartPolicyNever: {
 			"Running; a running last 3 restarts 1 ready; b Error 1",
-			"Pending; a SlurmPending last 3 restarts 1; b Error 1",
-			"Running; a running last 3 restarts 1 ready; b Error 1",
+			"Pending; a SlurmPending last 137 restarts 1; b Error 1",
+			"Running; a running last 137 restarts 2 ready; b Error 1",
 		},
 	} {
 		pod := foldPod(policy, "a b")
-		for i, o := range []observed{first, again, {Submitted: true, Journal: journal("start a 0; start b 0")}} {
+		for i, o := range []observed{first, again, {Submitted: true, Restart: 1, Journal: journal("start a 2; start b 1")}} {
 			pod.Status = fold(pod, o)
 			if got := brief(pod.Status); got != want[i] {
 				t.Errorf("%s, step %d: %s\nwant %s", policy, i, got, want[i])
@@ -383,7 +449,9 @@ func TestFoldRequeued(t *testing.T) {
 var foldFacts = []string{
 	"claim 7", "host n1 10.0.0.1", "start i 0", "exit i 0 0", "exit i 0 1", "start i 1", "exit i 1 0", "start s 0", "exit s 0 0",
 	"start a 0", "start a 0", "exit a 0 0", "exit a 0 0", "exit a 0 137", "backoff a 0 10", "start a 1", "exit a 1 0", "exit a 1 3", "exit a 2 0",
-	"start b 0", "start b 0", "exit b 0 0", "exit b 0 0", "exit b 0 3", "start x 0", "ack 1", "stopping 30", "done 0", "done 0", "done 1",
+	"start b 0", "start b 0", "exit b 0 0", "exit b 0 0", "exit b 0 3", "start x 0", "ack 1", "stopping 30",
+	"pull a", "pulled a 5", "pullfailed a 255", "started a 0", "started a 1", "ready a 0 1", "ready a 0 0", "ready a 1 1", "ready s 0 1", "started s 0", "unhealthy a 0 liveness 3",
+	"kill a 0 liveness 3", "kill b 0 stop 3", "kill s 0 stop 3", "hook a 0 post 0", "hook a 0 post 1", "hook a 1 post 0", "oom a 0", "oom b 0", "oom i 0", "message a 0", "message b 0", "deadline", "timelimit", "done 0", "done 0", "done 1",
 }
 
 func FuzzFold(f *testing.F) {
@@ -406,7 +474,10 @@ func FuzzFold(f *testing.F) {
 			facts[i] = foldFacts[int(b)%len(foldFacts)]
 		}
 		policy := []v1.RestartPolicy{v1.RestartPolicyAlways, v1.RestartPolicyOnFailure, v1.RestartPolicyNever}[how%3]
-		pod := foldPod(policy, []string{"a", "a b", "i|a b", "s+ i|a"}[how/3%4])
+		pod := foldPod(policy, []string{"a", "a!? b^", "i|a^? b", "s+^? i|a!"}[how/3%4])
+		if how&16384 != 0 {
+			pod.Annotations = map[string]string{requeueAnnotation: "true"}
+		}
 		if how&1024 != 0 {
 			pod.DeletionTimestamp = &metav1.Time{Time: at(90)}
 		}

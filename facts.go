@@ -1,0 +1,284 @@
+package knoc
+
+import (
+	"net/netip"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+)
+
+// facts are a journal read as a whole.
+type facts struct {
+	claimed  time.Time
+	stopping time.Time // when the job was first told to stop
+	// deadline is when activeDeadlineSeconds ran out, timelimit when Slurm's own
+	// limit was about to end the job.
+	deadline, timelimit time.Time
+	last                time.Time // of the last event
+	ips                 []string
+	runs                map[string]*runs // by container
+	pulls               map[string]*pull // by container
+	ended               bool             // the journal has its end
+	code                int32            // of done
+}
+
+// runs are the newest run of a container and the one before.
+type runs struct {
+	run
+	before *run
+}
+
+// run is one attempt of a container.
+type run struct {
+	attempt    int32
+	start, end time.Time // end is zero while it runs
+	code       int32
+	backoff    time.Duration // until the next run; zero: none was announced
+	hooked     bool          // its postStart hook has ended well
+	started    bool          // its startup probe has passed
+	ready      bool          // as its readiness probe found last
+	oom        bool          // the kernel killed a process of it for memory
+	message    bool          // it left a termination message
+	killed     string        // why its supervisor ended it, "" for not at all
+}
+
+// exit is the code it ended with. A kubelet's container dies as a whole when
+// the kernel kills one process of it for memory (memory.oom.group); here the
+// others live on and may well end with 0, with their work done by half.
+func (r *run) exit() int32 {
+	if r.oom && r.code == 0 {
+		return oomCode
+	}
+	return r.code
+}
+
+// pull is the bringing of a container's image.
+type pull struct {
+	failed   bool // the last try did
+	failures int
+}
+
+const (
+	// unknownCode is the exit code of a container whose own is not known, as the
+	// kubelet's (TerminatePod in pkg/kubelet/status/status_manager.go).
+	unknownCode = 137
+	// oomCode is that of a process that the kernel killed.
+	oomCode = 137
+)
+
+func newFacts(journal []event) *facts {
+	f := &facts{runs: map[string]*runs{}, pulls: map[string]*pull{}}
+	for _, e := range journal {
+		f.last = e.Time
+		switch e.Word {
+		case "claim":
+			f.claimed = e.Time
+		case "host":
+			if len(e.Args) > 0 {
+				f.ips = e.Args[1:]
+			}
+		case "pull", "pulled", "pullfailed":
+			f.pulling(e)
+		case "start":
+			f.begin(e)
+		case "exit":
+			// An exit whose start was not readable shows that there was one.
+			f.begin(e)
+			if r := f.of(e); r != nil && r.end.IsZero() {
+				r.end, r.code = e.Time, e.num(2)
+			}
+		case "backoff":
+			if r := f.of(e); r != nil && !r.end.IsZero() {
+				r.backoff = time.Duration(e.num(2)) * time.Second
+			}
+		case "hook", "started", "ready", "kill", "oom", "message":
+			if r := f.of(e); r != nil {
+				r.note(e)
+			}
+		case "stopping":
+			f.stopping = firstTime(f.stopping, e.Time)
+		case "deadline":
+			f.deadline = firstTime(f.deadline, e.Time)
+		case "timelimit":
+			f.timelimit = firstTime(f.timelimit, e.Time)
+		case "done":
+			f.ended, f.code = true, e.num(0)
+			return f
+		}
+	}
+	return f
+}
+
+func firstTime(a, b time.Time) time.Time {
+	if a.IsZero() {
+		return b
+	}
+	return a
+}
+
+// note takes in a fact about this run.
+func (r *run) note(e event) {
+	switch e.Word {
+	case "hook":
+		if e.Args[2] == "post" && e.num(3) == 0 {
+			r.hooked = true
+		}
+	case "started":
+		r.started = true
+	case "ready":
+		r.ready = e.num(2) == 1
+	case "kill":
+		if r.killed == "" {
+			r.killed = e.Args[2]
+		}
+	case "oom":
+		r.oom = true
+	case "message":
+		r.message = true
+	}
+}
+
+// begin notes the run of a "start" or "exit", unless it is known already.
+func (f *facts) begin(e event) {
+	if len(e.Args) < 2 {
+		return
+	}
+	r := f.runs[e.Args[0]]
+	switch n := e.num(1); {
+	case r == nil:
+		f.runs[e.Args[0]] = &runs{run: run{attempt: n, start: e.Time}}
+	case n > r.attempt:
+		before := r.run
+		if before.end.IsZero() {
+			before.end, before.code = e.Time, unknownCode
+		}
+		f.runs[e.Args[0]] = &runs{run: run{attempt: n, start: e.Time}, before: &before}
+	}
+}
+
+// of is the run that the event is about, if it is one of the two that count.
+func (f *facts) of(e event) *run {
+	if len(e.Args) < 2 {
+		return nil
+	}
+	r := f.runs[e.Args[0]]
+	switch {
+	case r == nil:
+		return nil
+	case r.attempt == e.num(1):
+		return &r.run
+	case r.before != nil && r.before.attempt == e.num(1):
+		return r.before
+	}
+	return nil
+}
+
+func (f *facts) pulling(e event) {
+	if len(e.Args) < 1 {
+		return
+	}
+	p := f.pulls[e.Args[0]]
+	if p == nil {
+		p = &pull{}
+		f.pulls[e.Args[0]] = p
+	}
+	switch e.Word {
+	case "pulled":
+		*p = pull{}
+	case "pullfailed":
+		p.failed = true
+		p.failures++
+	}
+}
+
+// interrupted says that the job was told to stop though nobody deleted the pod.
+// Its containers may well exit with 0 then, with their work undone.
+func (f *facts) interrupted(pod *v1.Pod) bool {
+	return pod.DeletionTimestamp == nil && !(f.stopping.IsZero() && f.deadline.IsZero() && f.timelimit.IsZero())
+}
+
+// terminating says that the pod is on its way to its end.
+func (f *facts) terminating(pod *v1.Pod) bool {
+	return pod.DeletionTimestamp != nil || f.interrupted(pod)
+}
+
+// killed: a container's last run ended as by SIGKILL, and nobody here did it.
+func (f *facts) killed() bool {
+	for _, r := range f.runs {
+		if !r.end.IsZero() && r.code == oomCode && !r.oom && r.killed == "" {
+			return true
+		}
+	}
+	return false
+}
+
+// succeeded: every app container's last run ended with 0, and no init
+// container's with another code. Sidecars do not count.
+func (f *facts) succeeded(spec *v1.PodSpec) bool {
+	for i := range spec.InitContainers {
+		c := &spec.InitContainers[i]
+		if r := f.runs[c.Name]; r != nil && r.exit() != 0 && !isSidecar(c) {
+			return false
+		}
+	}
+	for _, c := range spec.Containers {
+		if r := f.runs[c.Name]; r == nil || r.end.IsZero() || r.exit() != 0 {
+			return false
+		}
+	}
+	return len(spec.Containers) > 0
+}
+
+// up is the container's newest run, nil when a kubelet would still show it as
+// being made: not before its postStart hook has ended.
+func (f *facts) up(c *v1.Container) *runs {
+	r := f.runs[c.Name]
+	if r != nil && r.end.IsZero() && !r.hooked && c.Lifecycle != nil && c.Lifecycle.PostStart != nil {
+		return nil
+	}
+	return r
+}
+
+// phase is the kubelet's getPhase for a pod whose work is not known to be over:
+// Pending until every container has started, Running from then on. A sidecar
+// that is starting again does not take a pod back to Pending.
+func (f *facts) phase(spec *v1.PodSpec) v1.PodPhase {
+	initialized := false
+	for _, c := range spec.Containers {
+		initialized = initialized || f.runs[c.Name] != nil
+	}
+	for i := range spec.InitContainers {
+		c := &spec.InitContainers[i]
+		switch r := f.runs[c.Name]; {
+		case r == nil, !isSidecar(c) && r.end.IsZero():
+			return v1.PodPending
+		case isSidecar(c) && r.end.IsZero() && !initialized && (f.up(c) == nil || c.StartupProbe != nil && !r.started):
+			return v1.PodPending
+		}
+	}
+	for i := range spec.Containers {
+		c := &spec.Containers[i]
+		if r := f.runs[c.Name]; r == nil || f.up(c) == nil && r.attempt == 0 {
+			return v1.PodPending
+		}
+	}
+	return v1.PodRunning
+}
+
+// addresses are the compute node's, at most one of each family, as the API
+// server takes no more (validatePodIPs in pkg/apis/core/validation).
+func (f *facts) addresses() []string {
+	var ips []string
+	var v4, v6 bool
+	for _, text := range f.ips {
+		ip, err := netip.ParseAddr(text)
+		if err != nil || ip.Zone() != "" || ip.Is4In6() || ip.IsUnspecified() || ip.IsLoopback() || ip.IsLinkLocalUnicast() || ip.IsMulticast() {
+			continue
+		}
+		if seen := map[bool]*bool{true: &v4, false: &v6}[ip.Is4()]; !*seen {
+			*seen = true
+			ips = append(ips, ip.String())
+		}
+	}
+	return ips
+}
