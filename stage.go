@@ -89,6 +89,17 @@ func (p *KNOCProvider) stageIn(ctx context.Context, pod *v1.Pod, dir string) (fi
 	if err != nil {
 		return nil, ignored, err
 	}
+	probes, err := newProbeScript(pod, dir)
+	if err != nil {
+		return nil, ignored, err
+	}
+	if probes != nil {
+		text, err := probes.render()
+		if err != nil {
+			return nil, ignored, err
+		}
+		files = append(files, file{Name: "run/probe", Mode: 0o700, Body: []byte(text)})
+	}
 	meta, err := json.Marshal(metaOf(pod))
 	if err != nil {
 		return nil, ignored, fmt.Errorf("writing meta: %w", err)

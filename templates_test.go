@@ -31,6 +31,11 @@ func TestScripts(t *testing.T) {
 		"classicstage":  map[string]any{"Dir": dir, "Epoch": epoch, "Instance": "default-u-1-main", "New": "default-u-1-main.new-X", "Pod": "default-u-1", "Shared": []string{"data"}},
 		"classicdelete": map[string]any{"Dir": dir, "Epoch": epoch, "Instance": "default-u-1-main", "Pod": "default-u-1", "Job": "knoc-default-u-1-main", "Seconds": 45},
 	}
+	probes, err := newProbeScript(probedPod(), dir+"/u-1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	data["probe"] = probes
 	names, err := fs.Glob(templateFS, "templates/*.sh.tmpl")
 	if err != nil {
 		t.Fatal(err)
