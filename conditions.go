@@ -69,7 +69,7 @@ func initialized(pod *v1.Pod, s *v1.PodStatus, f *facts) (bool, string, string) 
 		return true, "PodCompleted", ""
 	}
 	for _, c := range pod.Spec.Containers {
-		if f.runs[c.Name] != nil {
+		if f.launched(&c) != nil {
 			return true, "", "" // app containers start only after that
 		}
 	}

@@ -25,7 +25,8 @@ type facts struct {
 // runs are the newest run of a container and the one before.
 type runs struct {
 	run
-	before *run
+	before  *run
+	skipped int32 // attempts whose image could not be pulled: they are no restarts
 }
 
 // run is one attempt of a container.
@@ -40,6 +41,7 @@ type run struct {
 	oom        bool          // the kernel killed a process of it for memory
 	message    bool          // it left a termination message
 	killed     string        // why its supervisor ended it, "" for not at all
+	unpulled   bool          // it never ran, for its image could not be pulled
 }
 
 // exit is the code it ended with. A kubelet's container dies as a whole when
@@ -82,10 +84,14 @@ func newFacts(journal []event) *facts {
 		case "start":
 			f.begin(e)
 		case "exit":
-			// An exit whose start was not readable shows that there was one.
+			// An exit whose start was not readable shows that there was one,
+			// unless it is that of an attempt which got no image.
+			known := f.of(e) != nil
 			f.begin(e)
 			if r := f.of(e); r != nil && r.end.IsZero() {
 				r.end, r.code = e.Time, e.num(2)
+				p := f.pulls[e.Args[0]]
+				r.unpulled = !known && r.code != 0 && p != nil && p.failed
 			}
 		case "backoff":
 			if r := f.of(e); r != nil && !r.end.IsZero() {
@@ -148,11 +154,16 @@ func (f *facts) begin(e event) {
 	case r == nil:
 		f.runs[e.Args[0]] = &runs{run: run{attempt: n, start: e.Time}}
 	case n > r.attempt:
-		before := r.run
-		if before.end.IsZero() {
-			before.end, before.code = e.Time, unknownCode
+		next := &runs{run: run{attempt: n, start: e.Time}, before: r.before, skipped: r.skipped}
+		if before := r.run; before.unpulled {
+			next.skipped++
+		} else {
+			if before.end.IsZero() {
+				before.end, before.code = e.Time, unknownCode
+			}
+			next.before = &before
 		}
-		f.runs[e.Args[0]] = &runs{run: run{attempt: n, start: e.Time}, before: &before}
+		f.runs[e.Args[0]] = next
 	}
 }
 
@@ -205,7 +216,7 @@ func (f *facts) terminating(pod *v1.Pod) bool {
 // killed: a container's last run ended as by SIGKILL, and nobody here did it.
 func (f *facts) killed() bool {
 	for _, r := range f.runs {
-		if !r.end.IsZero() && r.code == oomCode && !r.oom && r.killed == "" {
+		if !r.end.IsZero() && r.code == oomCode && !r.oom && !r.unpulled && r.killed == "" {
 			return true
 		}
 	}
@@ -229,6 +240,14 @@ func (f *facts) succeeded(spec *v1.PodSpec) bool {
 	return len(spec.Containers) > 0
 }
 
+// launched is the container's newest run, nil when none ever was.
+func (f *facts) launched(c *v1.Container) *runs {
+	if r := f.runs[c.Name]; r != nil && !(r.unpulled && r.before == nil) {
+		return r
+	}
+	return nil
+}
+
 // up is the container's newest run, nil when a kubelet would still show it as
 // being made: not before its postStart hook has ended.
 func (f *facts) up(c *v1.Container) *runs {
@@ -245,11 +264,11 @@ func (f *facts) up(c *v1.Container) *runs {
 func (f *facts) phase(spec *v1.PodSpec) v1.PodPhase {
 	initialized := false
 	for _, c := range spec.Containers {
-		initialized = initialized || f.runs[c.Name] != nil
+		initialized = initialized || f.launched(&c) != nil
 	}
 	for i := range spec.InitContainers {
 		c := &spec.InitContainers[i]
-		switch r := f.runs[c.Name]; {
+		switch r := f.launched(c); {
 		case r == nil, !isSidecar(c) && r.end.IsZero():
 			return v1.PodPending
 		case isSidecar(c) && r.end.IsZero() && !initialized && (f.up(c) == nil || c.StartupProbe != nil && !r.started):
@@ -258,7 +277,7 @@ func (f *facts) phase(spec *v1.PodSpec) v1.PodPhase {
 	}
 	for i := range spec.Containers {
 		c := &spec.Containers[i]
-		if r := f.runs[c.Name]; r == nil || f.up(c) == nil && r.attempt == 0 {
+		if r := f.launched(c); r == nil || f.up(c) == nil && r.attempt == 0 {
 			return v1.PodPending
 		}
 	}

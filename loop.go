@@ -92,6 +92,7 @@ func (l *loop) adopt() error {
 		asked := l.now()
 		all, err := l.remote.start(l.ctx)
 		if err == nil {
+			texts := l.adoptTexts(all)
 			l.sshTrouble = ""
 			l.mu.Lock()
 			defer l.mu.Unlock()
@@ -102,6 +103,7 @@ func (l *loop) adopt() error {
 					l.works[f.Meta.UID] = w
 				}
 				w.staged, w.jobID, w.dirty = true, f.JobID, true
+				w.takeTexts(texts[f.Meta.UID])
 				w.read(f.Restart, 0, f.Journal, asked, asked)
 				w.restart = max(w.restart, f.Restart)
 				w.reported = w.jobID != ""

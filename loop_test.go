@@ -143,6 +143,7 @@ type knocTest struct {
 	stop    func() // as kill -9 does: nothing is tidied up
 	p       *KNOCProvider
 	done    chan error
+	poll    time.Duration
 	ahead   atomic.Int64 // how far knoc's clock is ahead of the real one
 }
 
@@ -181,7 +182,7 @@ func (k *knocTest) launch() {
 		sink = os.Stderr
 	}
 	p, err := newProvider(Config{
-		NodeName: "knoc", ClusterID: "c1", SSH: k.cluster.Config(), Partition: "batch",
+		NodeName: "knoc", ClusterID: "c1", SSH: k.cluster.Config(), Partition: "batch", Poll: k.poll,
 		Logger: slog.New(slog.NewTextHandler(sink, &slog.HandlerOptions{Level: slog.LevelDebug})),
 	}, NodeConfig{}, noObjects{}, k.api)
 	if err != nil {

@@ -135,7 +135,7 @@ func TestPodScriptClaim(t *testing.T) {
 			t.Fatalf("a job without the claim ran:\n%s\n%s", journal, log)
 		}
 		// The job that holds the claim goes on, also when Slurm has requeued it:
-		// what the first run left does not matter, and the journals are apart.
+		// what the first run left does not matter, and journals and attempts are apart.
 		w.write("run/stop", "30\n")
 		w.write("run/a", "1\n")
 		for restart := range 2 {
@@ -143,7 +143,8 @@ func TestPodScriptClaim(t *testing.T) {
 			if code := w.end(); code != 0 {
 				t.Errorf("exit code %d, want 0; stderr: %s", code, w.stderr.String())
 			}
-			if diff := cmp.Diff([]string{"start a 0", "exit a 0 0", "done 0"}, w.facts(fmt.Sprintf("journal.%d", restart))); diff != "" {
+			want := []string{fmt.Sprintf("start a %d", restart), fmt.Sprintf("exit a %d 0", restart), "done 0"}
+			if diff := cmp.Diff(want, w.facts(fmt.Sprintf("journal.%d", restart))); diff != "" {
 				t.Errorf("journal %d (-want +got):\n%s", restart, diff)
 			}
 		}

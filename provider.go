@@ -261,13 +261,10 @@ func (p *KNOCProvider) lookup(namespace, name string) (workView, error) {
 			view.Node = e.Args[0]
 		case "start":
 			view.Running[e.Args[0]] = true
-			view.Attempts[e.Args[0]]++
+			view.Attempts[e.Args[0]] = int(e.num(1))
 		case "exit":
 			view.Running[e.Args[0]] = false
 		}
-	}
-	for name := range view.Attempts {
-		view.Attempts[name]-- // attempts count from 0
 	}
 	return view, nil
 }

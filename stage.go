@@ -108,6 +108,9 @@ func (p *KNOCProvider) stageIn(ctx context.Context, pod *v1.Pod, dir string) (fi
 	for _, name := range []string{"cmd", "env", "log", "msg", "run", "vol"} {
 		dirs = append(dirs, file{Name: name, Mode: fs.ModeDir | 0o700})
 	}
+	if mayRequeue(pod) {
+		files = append(files, file{Name: "requeue", Mode: 0o600}) // for submit.sh
+	}
 	return append(append(dirs, files...),
 		file{Name: "meta", Mode: 0o600, Body: append(meta, '\n')},
 		file{Name: "run/enter", Mode: 0o700, Body: []byte(enter)},

@@ -258,13 +258,13 @@ func (c *containers) status(spec *v1.Container, old v1.ContainerStatus, init boo
 		s.ImageID = spec.Image // a digest names what runs
 	}
 	r := c.f.runs[spec.Name]
-	if r != nil {
+	if r != nil && !r.unpulled {
 		s.ContainerID = c.id(spec.Name, r.attempt)
 		// A requeued job counts on from its first run; should it not, a status
 		// does not count back.
-		s.RestartCount = max(old.RestartCount, r.attempt)
+		s.RestartCount = max(old.RestartCount, r.attempt-r.skipped)
 	}
-	again := r != nil && s.ContainerID != old.ContainerID || r == nil && (c.o.class() == queued || c.o.Restart > 0)
+	again := r != nil && !r.unpulled && s.ContainerID != old.ContainerID || r == nil && (c.o.class() == queued || c.o.Restart > 0)
 	switch {
 	case r != nil && r.before != nil:
 		s.LastTerminationState.Terminated = c.terminated(spec.Name, r.before)
@@ -278,8 +278,13 @@ func (c *containers) status(spec *v1.Container, old v1.ContainerStatus, init boo
 		s.LastTerminationState.Terminated = old.State.Terminated
 	}
 	switch {
-	case r == nil:
+	case r == nil, r.unpulled && c.end == nil:
 		s.State.Waiting = c.waiting(spec)
+	case r.unpulled:
+		s.State.Terminated = &v1.ContainerStateTerminated{
+			ExitCode: r.code, Reason: "ErrImagePull", Message: c.o.text(spec.Name+".pull", noImage),
+			StartedAt: metav1.Time{Time: r.start}, FinishedAt: metav1.Time{Time: r.end},
+		}
 	case r.end.IsZero() && c.end == nil, c.mayGoOn(r):
 		if c.f.up(spec) == nil {
 			s.State.Waiting = &v1.ContainerStateWaiting{Reason: creating(c.pod)}
@@ -344,13 +349,15 @@ func (c *containers) waiting(spec *v1.Container) *v1.ContainerStateWaiting {
 		// kubectl get shows this word rather than the pod's.
 		w.Reason, w.Message = c.end.reason, c.end.message
 	case p != nil && p.failed:
-		w.Reason, w.Message = "ErrImagePull", c.o.text(spec.Name+".pull", "the image cannot be pulled")
+		w.Reason, w.Message = "ErrImagePull", c.o.text(spec.Name+".pull", noImage)
 		if p.failures > 1 {
 			w.Reason, w.Message = "ImagePullBackOff", fmt.Sprintf("Back-off pulling image %q: ErrImagePull: %s", spec.Image, w.Message)
 		}
 	}
 	return &w
 }
+
+const noImage = "the image cannot be pulled"
 
 // creating is the waiting reason of containers that the job has not come to.
 func creating(pod *v1.Pod) string {

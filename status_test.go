@@ -177,6 +177,12 @@ func TestFold(t *testing.T) {
 		{name: "the pull failed again", pod: "a", o: observed{Messages: map[string]string{"a.pull": "manifest unknown"}}, journal: "pull a; pullfailed a 255; pull a; pullfailed a 255; pull a", want: "Pending; a ImagePullBackOff", message: "Back-off pulling image \"busybox\": ErrImagePull: manifest unknown"},
 		{name: "pulled at last", pod: "a", journal: "pull a; pullfailed a 255; pull a; pulled a 1200; start a 0", want: "Running; a running ready"},
 
+		{name: "the pull failed, the attempt is over", pod: "a", o: observed{Messages: map[string]string{"a.pull": "manifest unknown"}}, journal: "pull a; pullfailed a 255; exit a 0 255; backoff a 0 10", want: "Pending; a ErrImagePull", message: "manifest unknown"},
+		{name: "the second pull was better", pod: "a", journal: "pull a; pullfailed a 255; exit a 0 255; backoff a 0 10; pull a; pulled a 5; start a 1", want: "Running; a running ready"},
+		{name: "the pull failed after a restart", pod: "a", journal: "start a 0; exit a 0 3; backoff a 0 10; pull a; pullfailed a 255; exit a 1 255; backoff a 1 20; pull a", want: "Running; a ErrImagePull last 3"},
+		{name: "a restart after it", pod: "a", journal: "start a 0; exit a 0 3; backoff a 0 10; pull a; pullfailed a 255; exit a 1 255; backoff a 1 20; pull a; pulled a 1; start a 2", want: "Running; a running last 3 restarts 1 ready"},
+		{name: "the pull failed for good", policy: never, pod: "a", o: observed{Messages: map[string]string{"a.pull": "manifest unknown"}}, journal: "pull a; pullfailed a 255; exit a 0 255; done 1", want: "Failed; a ErrImagePull 255"},
+
 		{name: "killed for memory, by the kernel's count", policy: never, pod: "a b", journal: "start a 0; start b 0; exit a 0 137; oom a 0; exit b 0 0; done 1", want: "Failed; a OOMKilled 137; b Completed 0"},
 		{name: "a child was killed for memory", policy: never, pod: "a", journal: "start a 0; oom a 0; exit a 0 1; done 1", want: "Failed; a OOMKilled 1"},
 		{name: "a child was killed, the container ended with 0", policy: never, pod: "a b", journal: "start a 0; start b 0; oom a 0; exit a 0 0; exit b 0 0; done 0", want: "Failed; a OOMKilled 137; b Completed 0"},

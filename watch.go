@@ -59,7 +59,9 @@ func (p *KNOCProvider) watchSession(ctx context.Context) error {
 	defer a.close()
 	// Markers may have been removed by a session that was cut before it read:
 	// a new session reads everything past what is known.
-	if _, err := p.readJournals(ctx, a, p.unread(true), true); err != nil {
+	missing := map[textName]time.Time{}
+	seen, err := p.readJournals(ctx, a, p.unread(true), true, missing)
+	if err != nil {
 		return err
 	}
 	// A marker says that there is something to read. Where nothing is seen yet, a
@@ -69,6 +71,9 @@ func (p *KNOCProvider) watchSession(ctx context.Context) error {
 		until   time.Time
 	}
 	again := map[types.UID]unseen{}
+	for uid, restart := range seen.held {
+		again[uid] = unseen{restart, p.now().Add(2 * staleFor)}
+	}
 	for {
 		restarts := map[types.UID]int{}
 		if err := a.ask(ctx, []string{"marks"}, func(name string, body []byte) error {
@@ -90,14 +95,17 @@ func (p *KNOCProvider) watchSession(ctx context.Context) error {
 		for uid, u := range again {
 			want[uid] = p.position(uid, u.restart)
 		}
-		seen, err := p.readJournals(ctx, a, want, false)
+		seen, err := p.readJournals(ctx, a, want, false, missing)
 		if err != nil {
 			return err
 		}
 		for uid, u := range again {
-			if seen[uid] || p.now().After(u.until) {
+			if seen.some[uid] || p.now().After(u.until) {
 				delete(again, uid)
 			}
+		}
+		for uid, restart := range seen.held {
+			again[uid] = unseen{restart, p.now().Add(2 * staleFor)}
 		}
 		select {
 		case <-ctx.Done():
@@ -148,27 +156,35 @@ func (p *KNOCProvider) unread(all bool) map[types.UID]position {
 	return want
 }
 
-// readJournals reads and hands the pieces to the loop. It tells in which there
-// was anything.
-func (p *KNOCProvider) readJournals(ctx context.Context, a asker, want map[types.UID]position, all bool) (map[types.UID]bool, error) {
+// sight is what readJournals found.
+type sight struct {
+	some map[types.UID]bool // journals in which there was anything
+	held map[types.UID]int  // and those to be read once more for their texts
+}
+
+// readJournals reads and hands the pieces to the loop, together with the texts
+// that they refer to. A piece whose texts are not there yet waits for them, for
+// a moment: missing knows since when.
+func (p *KNOCProvider) readJournals(ctx context.Context, a asker, want map[types.UID]position, all bool, missing map[textName]time.Time) (sight, error) {
+	seen := sight{map[types.UID]bool{}, map[types.UID]int{}}
 	if len(want) == 0 {
-		return nil, nil
+		return seen, nil
 	}
 	var requests []string
 	for uid, at := range want {
 		requests = append(requests, fmt.Sprintf("read %s %d %d", uid, at.restart, at.offset))
 		if all {
-			requests = append(requests, fmt.Sprintf("read %s %d 0", uid, at.restart+1)) // requeued in the meantime?
+			requests = append(requests, fmt.Sprintf("newest %s %d", uid, at.restart)) // requeued in the meantime?
 		}
 	}
 	asked := p.now()
 	type piece struct {
-		uid  types.UID
-		at   position
-		text []byte
+		uid   types.UID
+		at    position
+		text  []byte
+		texts map[string]string
 	}
 	var pieces []piece
-	seen := map[types.UID]bool{}
 	err := a.ask(ctx, requests, func(name string, body []byte) error {
 		word := strings.Split(name, ".")
 		if len(word) != 4 || word[0] != "journal" {
@@ -177,18 +193,59 @@ func (p *KNOCProvider) readJournals(ctx context.Context, a asker, want map[types
 		restart, err1 := strconv.Atoi(word[2])
 		offset, err2 := strconv.ParseInt(word[3], 10, 64)
 		if err1 == nil && err2 == nil {
-			pieces = append(pieces, piece{types.UID(word[1]), position{restart, offset}, body})
-			if len(body) > 0 {
-				seen[types.UID(word[1])] = true
-			}
+			pieces = append(pieces, piece{types.UID(word[1]), position{restart, offset}, body, nil})
 		}
 		return nil
 	})
-	if len(pieces) > 0 {
+	var names []textName
+	for _, r := range pieces {
+		for _, file := range wantedTexts(p.eventsIn(r.uid, r.at, r.text)) {
+			names = append(names, textName{r.uid, file})
+		}
+	}
+	texts, textErr := readTexts(ctx, a, names)
+	if err == nil {
+		err = textErr
+	}
+	kept := pieces[:0]
+	for _, r := range pieces {
+		complete := true
+		for _, file := range wantedTexts(p.eventsIn(r.uid, r.at, r.text)) {
+			name := textName{r.uid, file}
+			text, there := texts[name]
+			switch since := missing[name]; {
+			case there:
+				delete(missing, name)
+				if r.texts == nil {
+					r.texts = map[string]string{}
+				}
+				r.texts[file] = text
+			case since.IsZero():
+				missing[name], complete = asked, false
+			case asked.Sub(since) < textPatience:
+				complete = false
+			}
+		}
+		if !complete {
+			seen.held[r.uid] = max(seen.held[r.uid], r.at.restart)
+			continue
+		}
+		if len(r.text) > 0 {
+			seen.some[r.uid] = true
+		}
+		kept = append(kept, r)
+	}
+	for name, since := range missing {
+		if asked.Sub(since) > 10*textPatience {
+			delete(missing, name)
+		}
+	}
+	if len(kept) > 0 {
 		p.post(ctx, func() {
 			now := p.now()
-			for _, r := range pieces {
+			for _, r := range kept {
 				if w := p.works[r.uid]; w != nil {
+					w.takeTexts(r.texts)
 					w.read(r.at.restart, r.at.offset, r.text, asked, now)
 				}
 			}

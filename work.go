@@ -48,8 +48,9 @@ type work struct {
 	restart   int
 	journal   []byte
 	events    []event
-	eventTime time.Time // when the journal last grew, by our clock
-	readAt    time.Time // when it was last read, grown or not
+	texts     map[string]string // what the events refer to in msg/
+	eventTime time.Time         // when the journal last grew, by our clock
+	readAt    time.Time         // when it was last read, grown or not
 
 	// job is Slurm's word, from the newest squeue or sacct that knew the job;
 	// alive the newest in which it had not ended.
@@ -201,6 +202,13 @@ func (w *work) observe(j job, asked time.Time) {
 	}
 }
 
+// requeued says that Slurm has taken the job back into the queue and the journal
+// is that of its run before: squeue, asked after the journal last grew, says
+// that the job waits.
+func (w *work) requeued() bool {
+	return w.claim() != "" && w.job.class() == queued && w.job.State != "CONFIGURING" && w.jobAsOf.After(w.eventTime)
+}
+
 // asksWho says whether somebody else cancelled the job and it is open who: squeue
 // does not tell, and a terminal status is never corrected.
 func (w *work) asksWho() bool {
@@ -210,7 +218,7 @@ func (w *work) asksWho() bool {
 // view is what fold gets to see.
 func (w *work) view(unreachable string) observed {
 	o := observed{
-		Journal: w.events, Job: w.job, Submitted: w.jobID != "",
+		Journal: w.events, Restart: w.restart, Messages: w.texts, Job: w.job, Submitted: w.jobID != "",
 		Refused: w.refused, Waiting: w.waiting, Lost: w.lost, Unreachable: unreachable,
 	}
 	if !w.ended.IsZero() && (!w.over || w.asksWho()) {
@@ -218,6 +226,9 @@ func (w *work) view(unreachable string) observed {
 	}
 	if o.Job.ID == "" {
 		o.Job.ID = w.jobID
+	}
+	if w.requeued() {
+		o.Journal = nil // it is of a run that is over
 	}
 	if o.Waiting == nil && w.jobID == "" && w.trouble != "" {
 		o.Waiting = &notYet{"SlurmSubmitFailed", w.trouble}

@@ -221,6 +221,9 @@ supervise() {
 	trap : USR1
 	trap 'ended=1; [ -z "$nap" ] || kill -KILL "$nap" 2>/dev/null' TERM
 	attempt=0 delay=$backoff rc=1
+	if [ "$restart" != 0 ]; then # attempts count on when Slurm runs the job again
+		while [ -e "log/$2.$attempt" ]; do attempt=$((attempt + 1)); done
+	fi
 	while [ ! -s run/stop ]; do
 		true >>"log/$2.$attempt"
 		note start "$2" "$attempt"

@@ -49,8 +49,10 @@ submit() {
 		return
 	fi
 	date +%s >"$d/lock/since" || return # without it nobody could tell when the call is over
+	again=--no-requeue
+	[ ! -e "$d/requeue" ] || again=--requeue
 	fence
-	id=$(timeout -k 5 60 sbatch --parsable --no-requeue --export=NONE --chdir="$PWD/$d" --output="$PWD/$d/slurm.out" "--job-name=knoc-$d" "$d/pod.sh" 2>"$d/submit.error")
+	id=$(timeout -k 5 60 sbatch --parsable "$again" --export=NONE --chdir="$PWD/$d" --output="$PWD/$d/slurm.out" "--job-name=knoc-$d" "$d/pod.sh" 2>"$d/submit.error")
 	rc=$?
 	if [ "$rc" = 0 ] && [ -n "$id" ]; then
 		printf '%s\n' "$id" >"$d/job.new" && mv "$d/job.new" "$d/job"

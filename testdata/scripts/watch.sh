@@ -1,6 +1,11 @@
 # knoc's eye: it answers one request a line until knoc goes away. It sleeps in
 # read and starts no process while nothing happens, so it costs the login node
-# nothing. Requests: marks | read UID RESTART OFFSET | done
+# nothing. Requests:
+#   marks                      the pods whose journals have grown
+#   read UID RESTART OFFSET    the rest of a journal
+#   newest UID RESTART         a newer journal, if there is one
+#   text UID FILE LIMIT        the beginning of a file in msg/, if it is there
+#   done                       the answer to these is complete
 # Only the knoc with the highest epoch may change anything here: an older one
 # that still runs, or an exchange of it that was held up, ends with 75.
 cd '/home/hpcuser/.knoc/knoc-c1' || exit 73
@@ -11,7 +16,14 @@ fence() {
 	[ "$last" = epoch/1000000001 ] || exit 75
 }
 fence
-while IFS=' ' read -r verb uid restart offset; do
+journal() { # UID RESTART OFFSET
+	# A file whose size is remembered from before ends there. To have read
+	# from it makes the next stat of it, which is tail's, ask the server.
+	{ read -r text <"$1/journal.$2"; } 2>/dev/null
+	text=$(tail -c "+$(($3 + 1))" "$1/journal.$2" 2>/dev/null; echo .)
+	say "journal.$1.$2.$3" "${text%.}"
+}
+while IFS=' ' read -r verb uid what number; do
 	case $verb in
 	marks)
 		# Directories are listed through a fresh open; a name is never asked
@@ -26,12 +38,21 @@ while IFS=' ' read -r verb uid restart offset; do
 		[ $# = 0 ] || rm -f "$@"
 		say marks "$*"
 		;;
-	read)
-		# A file whose size is remembered from before ends there. To have read
-		# from it makes the next stat of it, which is tail's, ask the server.
-		{ read -r text <"$uid/journal.$restart"; } 2>/dev/null
-		text=$(tail -c "+$((offset + 1))" "$uid/journal.$restart" 2>/dev/null; echo .)
-		say "journal.$uid.$restart.$offset" "${text%.}"
+	read) journal "$uid" "$what" "$number" ;;
+	newest)
+		# A job that was run again writes another one; it may have been so
+		# more than once since somebody looked.
+		newest=$what
+		for f in "$uid"/journal.*; do
+			n=${f##*.}
+			case $n in *[!0-9]* | '') continue ;; esac
+			[ "$n" -le "$newest" ] || newest=$n
+		done
+		[ "$newest" = "$what" ] || journal "$uid" "$newest" 0
+		;;
+	text)
+		{ read -r text <"$uid/msg/$what"; } 2>/dev/null
+		text=$(head -c "$number" "$uid/msg/$what" 2>/dev/null && echo .) && say "text.$uid.$what" "${text%.}"
 		;;
 	done) say done '' ;;
 	esac
