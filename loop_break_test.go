@@ -174,10 +174,7 @@ func TestJobIDReused(t *testing.T) {
 	k.cluster.Sh(". bin/slurm.lib; for p in $(processes " + id + "); do kill -9 $p; done; sleep 0.5; rm -rf .slurm/job/" + id +
 		"; printf '#!/bin/sh\nsleep 1000\n' >s; sbatch -J knoc-uid-other s")
 	k.cluster.WaitState(id, "RUNNING")
-	for range 4 {
-		k.leap(time.Minute)
-		time.Sleep(700 * time.Millisecond)
-	}
+	k.leapUntil(time.Minute, func() bool { return inPhase(v1.PodFailed)(k.api.get(pod.UID)) })
 	got = k.wait(pod.UID, "Failed", inPhase(v1.PodFailed))
 	if got.Status.Reason != "JobLost" {
 		t.Errorf("reason %q, want JobLost", got.Status.Reason)
@@ -210,7 +207,7 @@ func TestClaimOfAnotherJob(t *testing.T) {
 func TestBrokenFiles(t *testing.T) {
 	k := newKnocTest(t)
 	k.start()
-	a := k.api.create(k.pod("job", k.ran("job")+"sleep 2; exit 3"))
+	a := k.api.create(k.pod("job", k.ran("job")+k.untilGo("job")+"exit 3"))
 	b := k.api.create(k.pod("meta", "sleep 1000"))
 	k.wait(a.UID, "Running", inPhase(v1.PodRunning))
 	got := k.wait(b.UID, "Running", inPhase(v1.PodRunning))
@@ -220,6 +217,7 @@ func TestBrokenFiles(t *testing.T) {
 		delete(k.api.pods, b.UID)
 		k.api.mu.Unlock()
 	})
+	k.letGo("job")
 	if got := k.wait(a.UID, "Failed", inPhase(v1.PodFailed)); exitCode(got) != 3 {
 		t.Errorf("exit code %d, want 3", exitCode(got))
 	}
@@ -249,7 +247,7 @@ func TestCancelLost(t *testing.T) {
 	k.waitingWith(pod, "Priority")
 	k.cluster.Slurm("scancel.error", "scancel: error: Unable to contact slurm controller\n")
 	k.api.remove(pod.UID, 3600)
-	for end := time.Now().Add(20 * time.Second); !strings.Contains(strings.Join(k.cluster.SlurmCalls("scancel"), "\n"), "--state=PENDING"); time.Sleep(20 * time.Millisecond) {
+	for end := time.Now().Add(60 * time.Second); !strings.Contains(strings.Join(k.cluster.SlurmCalls("scancel"), "\n"), "--state=PENDING"); time.Sleep(20 * time.Millisecond) {
 		if time.Now().After(end) {
 			t.Fatal("scancel was never called")
 		}
@@ -423,7 +421,7 @@ func TestMarkerLost(t *testing.T) {
 	k.start()
 	k.cluster.Sh("cd .knoc/knoc-c1 && rm -rf changed && : >changed") // no marker can be made
 	pod := k.api.create(k.pod("unmarked", "sleep 100"))
-	for end := time.Now().Add(20 * time.Second); k.api.get(pod.UID).Status.Phase != v1.PodRunning; time.Sleep(500 * time.Millisecond) {
+	for end := time.Now().Add(60 * time.Second); k.api.get(pod.UID).Status.Phase != v1.PodRunning; time.Sleep(500 * time.Millisecond) {
 		if k.leap(30 * time.Second); time.Now().After(end) {
 			t.Fatal("it runs, and nobody knows")
 		}

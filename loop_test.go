@@ -211,6 +211,28 @@ func (k *knocTest) pod(name, command string) *v1.Pod {
 	}
 }
 
+// untilGo is the part of a pod's command that waits for letGo. A pod that ends
+// by itself, after a second say, may have ended before a slow machine has looked.
+func (k *knocTest) untilGo(name string) string {
+	return "while [ ! -e " + k.cluster.Home + "/go-" + name + " ]; do sleep 0.05; done; "
+}
+
+func (k *knocTest) letGo(name string) { k.Helper(); k.cluster.Sh("touch go-" + name) }
+
+// letEnd is letGo that waits until the pod's job is over.
+func (k *knocTest) letEnd(name string) {
+	k.Helper()
+	k.letGo(name)
+	k.cluster.WaitState(k.api.get(types.UID("uid-" + name)).Annotations[AnnotationJobID], "FAILED", "COMPLETED")
+}
+
+// leapUntil has time pass in leaps, until ok or a minute of real time is over.
+func (k *knocTest) leapUntil(d time.Duration, ok func() bool) {
+	for end := time.Now().Add(time.Minute); !ok() && time.Now().Before(end); time.Sleep(300 * time.Millisecond) {
+		k.leap(d)
+	}
+}
+
 // wait waits until the pod is as it should be.
 func (k *knocTest) wait(uid types.UID, what string, ok func(*v1.Pod) bool) *v1.Pod {
 	k.Helper()
@@ -321,12 +343,12 @@ func TestAdoption(t *testing.T) {
 	k := newKnocTest(t)
 	k.start()
 	long := k.api.create(k.pod("long", k.ran("long")+"while [ ! -e "+k.cluster.Home+"/go ]; do sleep 0.1; done; exit 5"))
-	short := k.api.create(k.pod("short", k.ran("short")+"sleep 1; exit 6"))
+	short := k.api.create(k.pod("short", k.ran("short")+k.untilGo("short")+"exit 6"))
 	k.wait(long.UID, "Running", inPhase(v1.PodRunning))
 	k.wait(short.UID, "Running", inPhase(v1.PodRunning))
 	k.stop()
 	<-k.done
-	time.Sleep(1500 * time.Millisecond)
+	k.letEnd("short")
 	k.start()
 	if got := k.wait(short.UID, "Failed", inPhase(v1.PodFailed)); exitCode(got) != 6 {
 		t.Errorf("a pod that ended while knoc was away: exit code %d, want 6", exitCode(got))
@@ -472,7 +494,7 @@ func TestDeletePending(t *testing.T) {
 func TestCannotTell(t *testing.T) {
 	k := newKnocTest(t)
 	k.start()
-	pod := k.api.create(k.pod("unseen", k.ran("unseen")+"sleep 2; exit 3"))
+	pod := k.api.create(k.pod("unseen", k.ran("unseen")+k.untilGo("unseen")+"exit 3"))
 	k.wait(pod.UID, "Running", inPhase(v1.PodRunning))
 	k.cluster.Slurm("squeue.error", "slurm_load_jobs error: Unable to contact slurm controller (connect failure)\n")
 	k.cluster.Slurm("sinfo.error", "slurm_load_partitions: Unable to contact slurm controller (connect failure)\n")
@@ -487,6 +509,10 @@ func TestCannotTell(t *testing.T) {
 			t.Fatalf("the node's problem is %q, want squeue's words", k.p.nodeState().Problem)
 		}
 	}
+	if got := k.api.get(pod.UID); got.Status.Phase != v1.PodRunning {
+		t.Errorf("phase %s while squeue fails, want Running", got.Status.Phase)
+	}
+	k.letGo("unseen")
 	if got := k.wait(pod.UID, "Failed", inPhase(v1.PodFailed)); exitCode(got) != 3 {
 		t.Errorf("exit code %d, want 3: the journal tells, with or without Slurm", exitCode(got))
 	}
@@ -497,7 +523,7 @@ func TestCannotTell(t *testing.T) {
 func TestOutageOfSSH(t *testing.T) {
 	k := newKnocTest(t)
 	k.start()
-	pod := k.api.create(k.pod("through", k.ran("through")+"sleep 1; exit 7"))
+	pod := k.api.create(k.pod("through", k.ran("through")+k.untilGo("through")+"exit 7"))
 	k.wait(pod.UID, "Running", inPhase(v1.PodRunning))
 	k.cluster.Refuse(true)
 	k.cluster.Cut()
@@ -508,7 +534,8 @@ func TestOutageOfSSH(t *testing.T) {
 		}
 	}
 	k.api.remove(other.UID, 30)
-	time.Sleep(1500 * time.Millisecond)
+	k.letEnd("through")
+	time.Sleep(500 * time.Millisecond)
 	if got := k.api.get(pod.UID); got.Status.Phase != v1.PodRunning {
 		t.Errorf("phase %s during the cut, want Running", got.Status.Phase)
 	}
@@ -548,11 +575,11 @@ func TestLost(t *testing.T) {
 func TestForgottenWhileAway(t *testing.T) {
 	k := newKnocTest(t)
 	k.start()
-	pod := k.api.create(k.pod("away", k.ran("away")+"sleep 1; exit 9"))
+	pod := k.api.create(k.pod("away", k.ran("away")+k.untilGo("away")+"exit 9"))
 	k.wait(pod.UID, "Running", inPhase(v1.PodRunning))
 	k.stop()
 	<-k.done
-	time.Sleep(1500 * time.Millisecond)
+	k.letEnd("away")
 	k.cluster.Slurm("minjobage", "0")
 	k.start()
 	if got := k.wait(pod.UID, "Failed", inPhase(v1.PodFailed)); exitCode(got) != 9 {

@@ -76,7 +76,7 @@ func (c *testCluster) JobFile(id, name string) string {
 // WaitState waits until a job has one of the states.
 func (c *testCluster) WaitState(id string, states ...string) {
 	c.t.Helper()
-	for end := time.Now().Add(10 * time.Second); ; time.Sleep(5 * time.Millisecond) {
+	for end := time.Now().Add(60 * time.Second); ; time.Sleep(5 * time.Millisecond) {
 		got := c.JobFile(id, "state")
 		for _, s := range states {
 			if s == got {
