@@ -52,3 +52,53 @@ func TestAwayForSevenMinutes(t *testing.T) {
 		}
 	}
 }
+
+// What happens while knoc is dead is found out when it is back.
+func TestBasicKillAndAdopt(t *testing.T) {
+	t.Parallel()
+	k := startKnoc(t, "knoc-adopts")
+	n := newNamespaceOn(t, "knoc-adopts")
+	const deaf = "trap '' TERM; echo up; while :; do sleep 0.2; done"
+	pods := n.create(
+		n.shell("ends", "echo up; sleep 12; echo bye; exit 5", counted),
+		n.shell("goes-on", "echo up; sleep 45; exit 6", counted),
+		n.shell("deleted", deaf, counted),
+		n.shell("forced", deaf, counted),
+		n.shell("queued", "true", counted, flags("--hold")))
+	ends, goesOn, deleted, forced, queued := pods[0], pods[1], pods[2], pods[3], pods[4]
+	for _, p := range pods[:4] {
+		p.await("Running", running("main"))
+	}
+	queued.awaitJob()
+	k.stop(syscall.SIGKILL)
+	killed := time.Now()
+	time.Sleep(5 * time.Second)
+	deleted.kubectl("delete", "pod", "deleted", "--grace-period=1", "--wait=false")
+	forced.kubectl("delete", "pod", "forced", "--grace-period=0", "--force", "--wait=false")
+	created := n.createOne(n.shell("created", "true", counted, bound))
+	time.Sleep(time.Until(killed.Add(20 * time.Second)))
+	k.start()
+	k.awaitServing()
+
+	o := ends.awaitPhase("Failed")
+	j := ends.endedJob()
+	if end := status(o, "main").State.Terminated; end == nil || end.ExitCode != 5 || end.FinishedAt.After(j.End.Add(time.Second)) || end.FinishedAt.After(killed.Add(18*time.Second)) {
+		t.Errorf("ends: %+v; the job ended at %v", end, j.End)
+	}
+	if o = goesOn.awaitPhase("Failed"); exitCode(o, "main") != 6 || status(o, "main").RestartCount != 0 {
+		t.Errorf("goes-on: %+v, want exit code 6 and no restart", status(o, "main"))
+	}
+	for _, p := range []*pod{ends, goesOn} {
+		if p.runs() != 1 {
+			t.Errorf("%s ran %d times", p.name, p.runs())
+		}
+	}
+	deleted.awaitGone()
+	until(t, "the jobs of deleted pods to end", func() bool {
+		jobs := jobsOf(t, deleted, forced)
+		return !jobs[deleted.uid][0].alive() && !jobs[forced.uid][0].alive()
+	})
+	login(t, "scontrol release "+queued.awaitJob())
+	queued.ranOnce()
+	created.ranOnce()
+}

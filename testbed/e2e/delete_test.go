@@ -100,6 +100,23 @@ func TestBasicRecreatedUnderTheSameName(t *testing.T) {
 	until(t, "the old pod's job to be gone", func() bool { return !jobsOf(t, old)[old.uid][0].alive() })
 }
 
+// All that is in a namespace goes with it, and the namespace too.
+func TestBasicNamespaceIsDeleted(t *testing.T) {
+	t.Parallel()
+	n := newNamespace(t)
+	pods := n.create(n.shell("running", "trap 'exit 3' TERM; echo up; while :; do sleep 0.2; done"), n.shell("ended", "true"), n.shell("pending", "true", flags("--hold")))
+	pods[0].awaitLog("up")
+	pods[1].awaitPhase("Succeeded")
+	pods[2].awaitJob()
+	kubectl(t, "delete", "namespace", n.name, "--timeout=180s")
+	for _, p := range pods {
+		p.noJobAlive()
+	}
+	if o := pods[0].now(); exitCode(o, "main") != 3 {
+		t.Errorf("the last status was %+v, want exit code 3", status(o, "main"))
+	}
+}
+
 // Only some of these are deleted while knoc submits them; none may leave a job.
 func TestDeleteWhileSubmitting(t *testing.T) {
 	t.Parallel()

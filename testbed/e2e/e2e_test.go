@@ -6,8 +6,10 @@
 //
 // Each test has namespaces of its own, so that tests can run side by side and
 // again. Tests that hurt the whole cluster (cut, freeze, switch off) are not
-// parallel: Go runs these first, one after the other. Tests that need to hurt
-// only a knoc start one of their own, under another node name (knoc_test.go).
+// parallel: Go runs these first, one after the other (disturb_test.go). They are
+// few, as nothing else can run meanwhile: a test that needs to hurt only a knoc,
+// or its connection, starts one of its own, under another node name, through a
+// proxy of its own (knoc_test.go), and is parallel.
 //
 //	. testbed/run/env && go test -tags testbed -count=1 -parallel 12 -timeout 30m ./testbed/e2e
 //

@@ -3,6 +3,7 @@
 package e2e
 
 import (
+	"bufio"
 	"bytes"
 	"crypto/rand"
 	"crypto/sha256"
@@ -16,15 +17,38 @@ import (
 	"regexp"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	stats "k8s.io/kubelet/pkg/apis/stats/v1alpha1"
 )
 
-// terminal runs kubectl on a terminal (util-linux's script makes it), types what
-// keys gives, each after its pause, and returns all that the screen shows.
-func terminal(t *testing.T, keys []string, args ...string) (string, error) {
+// key is what somebody types who has seen a text appear on the screen.
+type key struct{ seen, typed string }
+
+// screen is what a terminal shows.
+type screen struct {
+	mu   sync.Mutex
+	text bytes.Buffer
+}
+
+func (s *screen) Write(p []byte) (int, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.text.Write(p)
+}
+
+func (s *screen) String() string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return strings.ReplaceAll(s.text.String(), "\r", "")
+}
+
+// terminal runs kubectl on a terminal (util-linux's script makes it), types the
+// keys, each when its text has been seen behind that of the key before, and
+// returns all that the screen shows.
+func terminal(t *testing.T, keys []key, args ...string) (string, error) {
 	t.Helper()
 	quoted := make([]string, len(args))
 	for i, a := range args {
@@ -35,21 +59,34 @@ func terminal(t *testing.T, keys []string, args ...string) (string, error) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	var out bytes.Buffer
-	c.Stdout, c.Stderr = &out, &out
+	out := &screen{}
+	c.Stdout, c.Stderr = out, out
 	if err := c.Start(); err != nil {
 		t.Fatal(err)
 	}
+	ended := make(chan struct{})
+	defer close(ended)
 	go func() {
+		from := 0
 		for _, k := range keys {
-			time.Sleep(2 * time.Second)
-			io.WriteString(in, k)
+			for {
+				if at := strings.Index(out.String()[from:], k.seen); at >= 0 {
+					from += at + len(k.seen)
+					break
+				}
+				select {
+				case <-ended:
+					return
+				case <-time.After(50 * time.Millisecond):
+				}
+			}
+			io.WriteString(in, k.typed)
 		}
 	}()
 	timer := time.AfterFunc(limit, func() { c.Process.Kill() })
 	defer timer.Stop()
 	err = c.Wait()
-	return strings.ReplaceAll(out.String(), "\r", ""), err
+	return out.String(), err
 }
 
 func TestExecOnATerminal(t *testing.T) {
@@ -57,7 +94,7 @@ func TestExecOnATerminal(t *testing.T) {
 	n := newNamespace(t)
 	p := n.createOne(n.shell("pod", "echo up; exec sleep 1000"))
 	p.awaitLog("up")
-	in := func(keys []string, cmd ...string) (string, int) {
+	in := func(keys []key, cmd ...string) (string, int) {
 		out, err := terminal(t, keys, append([]string{"-n", n.name, "exec", "-it", "pod", "--"}, cmd...)...)
 		if err == nil {
 			return out, 0
@@ -72,16 +109,16 @@ func TestExecOnATerminal(t *testing.T) {
 		t.Errorf("size: %q, exit code %d", out, code)
 	}
 	// Ctrl-C is for the program, which may have a use for it.
-	if out, code := in([]string{"\x03"}, "sh", "-c", "trap 'echo caught' INT; sleep 5; echo after; exit 5"); !strings.Contains(out, "caught\nafter\n") || code != 5 {
+	if out, code := in([]key{{"ready\n", "\x03"}}, "sh", "-c", "trap 'echo caught' INT; echo ready; sleep 5; echo after; exit 5"); !strings.Contains(out, "caught\nafter\n") || code != 5 {
 		t.Errorf("Ctrl-C, caught: %q, exit code %d", out, code)
 	}
-	if out, code := in([]string{"\x03"}, "sleep", "1000"); code != 130 {
+	if out, code := in([]key{{"ready\n", "\x03"}}, "sh", "-c", "echo ready; exec sleep 1000"); code != 130 {
 		t.Errorf("Ctrl-C: %q, exit code %d, want 130", out, code)
 	}
-	if out, code := in([]string{"sleep 1000\n", "\x03", "echo $((40+2)); exit 4\n"}, "sh"); !strings.Contains(out, "42\n") || code != 4 {
+	if out, code := in([]key{{"ready> ", "echo go $((3+4)); sleep 1000\n"}, {"go 7\n", "\x03"}, {"ready> ", "echo $((40+2)); exit 4\n"}}, "env", "PS1=ready> ", "sh"); !strings.Contains(out, "42\n") || code != 4 {
 		t.Errorf("shell: %q, exit code %d", out, code)
 	}
-	if out, code := in([]string{"text\n", "\x04"}, "cat"); !strings.Contains(out, "text\ntext\n") || code != 0 {
+	if out, code := in([]key{{"ready\n", "text\n"}, {"text\ntext\n", "\x04"}}, "sh", "-c", "echo ready; exec cat"); !strings.Contains(out, "text\ntext\n") || code != 0 {
 		t.Errorf("Ctrl-D: %q, exit code %d", out, code)
 	}
 }
@@ -171,16 +208,24 @@ func TestCopyPortForwardAttachAndStats(t *testing.T) {
 	}
 
 	a := exec.Command("kubectl", "-n", n.name, "attach", "pod")
-	var shown bytes.Buffer
-	a.Stdout = &shown
+	shown, err := a.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	before := strings.Count(p.log(), "tick\n")
 	if err := a.Start(); err != nil {
 		t.Fatal(err)
 	}
-	time.Sleep(5 * time.Second)
+	var ticks atomic.Int32
+	go func() {
+		for lines := bufio.NewScanner(shown); lines.Scan(); ticks.Add(1) {
+		}
+	}()
+	until(t, "attach to show what is printed from now on", func() bool { return ticks.Load() >= 2 })
 	a.Process.Kill()
 	a.Wait()
-	if ticks := strings.Count(shown.String(), "tick\n"); ticks < 2 || ticks > 30 {
-		t.Errorf("attach for 5 s shows %q", shown.String())
+	if all := strings.Count(p.log(), "tick\n"); int(ticks.Load()) > all-before {
+		t.Errorf("attach shows %d lines, the container has printed %d since", ticks.Load(), all-before)
 	}
 
 	until(t, "Slurm to have measured the pod", func() bool {

@@ -196,8 +196,8 @@ func TestLoginShells(t *testing.T) {
 	t.Parallel()
 	user := login(t, "id -un")
 	before := loginRoot(t, "getent passwd "+user+" | cut -d: -f7")
-	setShell := func(shell string) {
-		loginRoot(t, fmt.Sprintf("sed 's|^\\(%s:.*:\\)[^:]*$|\\1%s|' /etc/passwd >/etc/passwd.e2e && cat /etc/passwd.e2e >/etc/passwd", user, shell))
+	setShell := func(shell string) { // at once: to slurmctld a user that is not there for a moment is a failed job
+		loginRoot(t, fmt.Sprintf("sed 's|^\\(%s:.*:\\)[^:]*$|\\1%s|' /etc/passwd >/etc/passwd.e2e && chmod 644 /etc/passwd.e2e && mv /etc/passwd.e2e /etc/passwd", user, shell))
 	}
 	files := "~/.bashrc ~/.cshrc ~/.config/fish/config.fish"
 	login(t, "for f in "+files+"; do [ ! -e $f ] || mv $f $f.e2e; done; mkdir -p ~/.config/fish")

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -41,13 +42,13 @@ func newNamespace(t testing.TB) *namespace { return newNamespaceOn(t, env("KNOC_
 func newNamespaceOn(t testing.TB, node string) *namespace {
 	t.Helper()
 	n := &namespace{t: t, node: node, name: fmt.Sprintf("e2e-%08x", rand.Uint32())}
-	kubectl(t, "create", "namespace", n.name)
-	kubectl(t, "label", "namespace", n.name, "knoc-e2e="+strings.Map(func(r rune) rune {
+	label := strings.Map(func(r rune) rune {
 		if r == '/' || r == ' ' {
 			return '_'
 		}
 		return r
-	}, t.Name()))
+	}, t.Name())
+	n.object(&v1.Namespace{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Namespace"}, ObjectMeta: metav1.ObjectMeta{Name: n.name, Labels: map[string]string{"knoc-e2e": label}}})
 	t.Cleanup(n.close)
 	until(t, "the default service account of "+n.name, func() bool {
 		out, err := tryKubectl(nil, "-n", n.name, "get", "serviceaccount,configmap", "-o", "name")
@@ -148,7 +149,7 @@ func (n *namespace) create(manifests ...*v1.Pod) []*pod {
 
 func (n *namespace) createOne(p *v1.Pod) *pod { n.t.Helper(); return n.create(p)[0] }
 
-// object creates any other object of the namespace.
+// object creates any other object of the namespace, or itself.
 func (n *namespace) object(o any) {
 	n.t.Helper()
 	data, err := json.Marshal(o)
@@ -266,12 +267,20 @@ func running(name string) func(*v1.Pod) bool {
 
 // close deletes the namespace and checks what holds for every pod.
 func (n *namespace) close() {
-	if n.t.Failed() {
+	explained := n.t.Failed()
+	if explained {
 		n.explain()
 	}
-	if out, err := tryKubectl(nil, "delete", "namespace", n.name, "--timeout=180s"); err != nil {
+	// The control plane takes five seconds to begin with a namespace, and up to
+	// sixteen until it looks again: the pods are deleted here, and nothing waits
+	// for the rest (TestBasicNamespaceIsDeleted does).
+	out, err := tryKubectl(nil, "delete", "namespace", n.name, "--ignore-not-found", "--wait=false")
+	if err == nil {
+		out, err = tryKubectl(nil, "-n", n.name, "delete", "pods", "--all", "--timeout=180s")
+	}
+	if err != nil {
 		n.t.Errorf("%v: %s", err, out)
-		if !n.t.Failed() {
+		if !explained {
 			n.explain()
 		}
 		return
@@ -281,21 +290,35 @@ func (n *namespace) close() {
 	if len(n.pods) == 0 {
 		return
 	}
-	jobs := jobsOf(n.t, n.pods...)
+	// A pod that has ended goes at once, when its job may still be COMPLETING.
+	var jobs map[types.UID][]job
+	alive := func() (list []string) {
+		jobs = jobsOf(n.t, n.pods...)
+		for _, p := range n.pods {
+			for _, j := range jobs[p.uid] {
+				if j.alive() {
+					list = append(list, fmt.Sprintf("pod %s is gone and left job %v", p.name, j))
+				}
+			}
+		}
+		return list
+	}
+	left := alive()
+	for end := time.Now().Add(15 * time.Second); len(left) > 0 && time.Now().Before(end); left = alive() {
+		time.Sleep(time.Second)
+	}
+	for _, l := range left {
+		n.t.Error(l)
+	}
 	for _, p := range n.pods {
 		p.checkHistory()
 		if len(jobs[p.uid]) > p.jobs {
 			n.t.Errorf("pod %s had %d jobs: %v", p.name, len(jobs[p.uid]), jobs[p.uid])
 		}
-		for _, j := range jobs[p.uid] {
-			if j.alive() {
-				n.t.Errorf("pod %s is gone and left job %v", p.name, j)
-			}
-		}
 	}
-	var left string
-	if !inTime(func() bool { left = remains(n.t, n.pods); return left == "" }) {
-		n.t.Errorf("the pods are gone and left files on the cluster: %s\n%s", left, login(n.t, "cd ~/.knoc && ls -la "+left+" || :"))
+	var files string
+	if !inTime(func() bool { files = remains(n.t, n.pods); return files == "" }) {
+		n.t.Errorf("the pods are gone and left files on the cluster: %s\n%s", files, login(n.t, "cd ~/.knoc && ls -la "+files+" || :"))
 	}
 }
 
