@@ -9,7 +9,7 @@ export PATH := $(PATH):/usr/local/go/bin
 STATICCHECK = honnef.co/go/tools/cmd/staticcheck@v0.8.2
 STEP = @.ci/step
 
-.PHONY: all build demo test test-go test-real test-variants check lint race install-check bench deps packages clean
+.PHONY: all build demo test test-go test-real test-beside test-variants check lint race install-check bench deps packages clean
 
 all: build
 
@@ -21,16 +21,15 @@ demo:
 	testbed/up
 	testbed/demo
 
-# Everything that .ci/run runs.
+# Everything that .ci/run runs: what is quick comes first, and what needs no
+# testbed runs beside the testbed's tests, which mostly wait.
 test: packages
+	$(STEP) 'scripts under shellcheck' $(MAKE) --no-print-directory lint
 	$(STEP) 'gofmt, vet, staticcheck, deps.txt' $(MAKE) --no-print-directory check
 	$(STEP) 'hermetic tests' $(MAKE) --no-print-directory test-go
-	$(STEP) 'scripts under shellcheck' $(MAKE) --no-print-directory lint
-	$(STEP) 'hermetic tests with -race' $(MAKE) --no-print-directory race
-	$(STEP) 'go install from a GOPROXY' $(MAKE) --no-print-directory install-check
 	$(STEP) 'testbed' testbed/up
 	$(STEP) 'demo' testbed/demo
-	$(STEP) 'tests on the testbed' $(MAKE) --no-print-directory test-real
+	@$(MAKE) --no-print-directory -j2 --output-sync=target test-beside test-real
 	$(STEP) 'basic tests on the variants' $(MAKE) --no-print-directory test-variants
 
 # What the tests need of this machine beyond Go. The testbed installs its own.
@@ -46,6 +45,10 @@ test-go:
 
 race:
 	CGO_ENABLED=1 .ci/gotest -race .
+
+test-beside:
+	$(STEP) 'go install from a GOPROXY' $(MAKE) --no-print-directory install-check
+	$(STEP) 'hermetic tests with -race' $(MAKE) --no-print-directory race
 
 check:
 	@test -z "$$(gofmt -l .)" || { gofmt -l .; echo 'these files are not formatted: run gofmt -w'; exit 1; }
@@ -71,17 +74,17 @@ install-check:
 
 # The first of the tests keeps a knoc of its own away for seven minutes, while the
 # others run.
-E2E = .ci/gotest -tags testbed -count=1 -parallel 12 -timeout 30m
+E2E = .ci/gotest -tags testbed -count=1 -parallel 16 -timeout 30m
 
 test-real:
-	. testbed/run/env && KNOC_E2E_LONG=1 $(E2E) ./testbed/e2e
-	. testbed/run/env && $(E2E) -run TestOpenSSH .
+	$(STEP) 'tests on the testbed' sh -ec '. testbed/run/env; KNOC_E2E_LONG=1 $(E2E) ./testbed/e2e'
+	$(STEP) 'against OpenSSH' sh -ec '. testbed/run/env; $(E2E) -run TestOpenSSH .'
 
-# An HPC side of another kind each time: other versions, no accounting, and a
-# shared home that is as stale as NFS.
+# HPC sides of another kind: the other Slurm with a shared home that is as stale as
+# NFS, and no accounting.
 test-variants:
-	for v in '--slurm 26.05' '--no-accounting' '--stale-home'; do \
-		testbed/up $$v && . testbed/run/env && $(E2E) -run Basic ./testbed/e2e || exit 1; \
+	for v in '--slurm 26.05 --stale-home' --no-accounting; do \
+		testbed/up $$v && . testbed/run/env && $(STEP:@%=%) "basic tests: $$v" $(E2E) -run Basic ./testbed/e2e || exit 1; \
 	done
 	testbed/up
 
