@@ -195,13 +195,16 @@ func needCurl(t *testing.T) {
 // begin starts the script for attempt 0 of container a.
 func (r *probeRun) begin() {
 	r.t.Helper()
-	for _, c := range []**exec.Cmd{&r.runtime, &r.supervisor} {
-		*c = exec.Command("sleep", "1000")
-		if err := (*c).Start(); err != nil {
+	r.runtime = exec.Command("sleep", "1000")
+	r.supervisor = exec.Command("sh", "-c", `trap 'echo x >>"$0/called"' USR1; echo >"$0/waits"; while :; do sleep 0.05; done`, r.dir)
+	for _, c := range []*exec.Cmd{r.runtime, r.supervisor} {
+		if err := c.Start(); err != nil {
 			r.t.Fatal(err)
 		}
-		p := (*c).Process
-		r.t.Cleanup(func() { p.Kill() })
+		r.t.Cleanup(func() { c.Process.Kill(); c.Wait() })
+	}
+	for since := time.Now(); r.read("waits") == "" && time.Since(since) < 20*time.Second; {
+		time.Sleep(time.Millisecond)
 	}
 	r.write("run/a", fmt.Sprintln(r.runtime.Process.Pid))
 	r.cmd = exec.Command(r.shell[0], append(slices.Clone(r.shell[1:]), filepath.Join(r.dir, "run/probe"), "a", "0", strconv.Itoa(r.runtime.Process.Pid))...)
@@ -232,14 +235,13 @@ func (r *probeRun) stop() []string {
 	return facts
 }
 
-// called waits until the supervisor got its signal.
-func (r *probeRun) called() {
+// called waits until the supervisor got that many signals.
+func (r *probeRun) called(times int) {
 	r.t.Helper()
-	timer := time.AfterFunc(30*time.Second, func() { r.supervisor.Process.Kill() })
-	defer timer.Stop()
-	r.supervisor.Wait()
-	if s := r.supervisor.ProcessState.Sys().(syscall.WaitStatus); s.Signal() != syscall.SIGUSR1 {
-		r.t.Errorf("the supervisor ended with %v, want USR1; journal:\n%s\nstderr: %s", s.Signal(), r.read("journal.0"), r.stderr.String())
+	for since := time.Now(); strings.Count(r.read("called"), "x") != times; time.Sleep(5 * time.Millisecond) {
+		if time.Since(since) > 30*time.Second {
+			r.t.Fatalf("the supervisor was called %q, want %d times; journal:\n%s\nstderr: %s", r.read("called"), times, r.read("journal.0"), r.stderr.String())
+		}
 	}
 }
 
@@ -319,7 +321,7 @@ func TestProbeLiveness(t *testing.T) {
 			c.LivenessProbe.TerminationGracePeriodSeconds = &grace
 		}), 20, false)
 		r.begin()
-		r.called()
+		r.called(1)
 		if got := r.read("run/a.kill"); got != "3 liveness\n" {
 			t.Errorf("run/a.kill is %q", got)
 		}
@@ -353,7 +355,7 @@ func TestProbeStartup(t *testing.T) {
 		r.write("up", "")
 		r.await("started a 0")
 		r.await("ready a 0 1")
-		r.called()
+		r.called(2)
 		if _, err := os.Lstat(filepath.Join(r.dir, "run/a.started")); err != nil {
 			t.Error(err)
 		}
@@ -372,7 +374,7 @@ func TestProbeStartup(t *testing.T) {
 			c.ReadinessProbe = quick(shProbe("true"))
 		}), 20, false)
 		r.begin()
-		r.called()
+		r.called(1)
 		want := []string{"unhealthy a 0 startup 1", "unhealthy a 0 startup 2", "unhealthy a 0 startup 3"}
 		if diff := cmp.Diff(want, r.stop()); diff != "" || r.read("run/a.kill") != "30 startup\n" {
 			t.Errorf("run/a.kill is %q, the journal (-want +got):\n%s", r.read("run/a.kill"), diff)

@@ -462,7 +462,8 @@ good() {
 		note started "$name" "$attempt"
 		true >"run/$name.started"
 		kill -USR1 $$ # the shell that has started this one
-		return
+		kill -USR1 "$KNOC_SUPERVISOR"
+		return 0
 		;;
 	esac
 	return 1
