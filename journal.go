@@ -29,7 +29,7 @@ var journalArgs = map[string]string{
 	"started":    "cn",   // container, attempt whose startup probe has passed
 	"ready":      "cnb",  // container, attempt, by its readiness probe
 	"unhealthy":  "cnpn", // container, attempt, probe, failures in a row; msg/<container>.<attempt>.<probe>
-	"hook":       "cnhx", // container, attempt, hook that ended, exit code; msg/<container>.<attempt>.<hook>
+	"hook":       "cnhx", // container, attempt, hook that ended, exit code
 	"kill":       "cncn", // container, attempt, why it is being ended, grace seconds
 	"oom":        "cn",   // container, attempt of which the kernel killed a process for memory
 	"message":    "cn",   // container, attempt that left a termination message in msg/<container>.<attempt>
@@ -123,15 +123,13 @@ func (e event) num(i int) int32 {
 }
 
 // text is the name in msg/ of what a container or a tool had to say about this
-// event, "" for none.
+// event, "" for none. What hooks print is there too, and never read: a kubelet
+// does not show it either, since events are read by more people than logs.
 func (e event) text() string {
 	switch e.Word {
 	case "message":
 		return e.Args[0] + "." + strconv.Itoa(int(e.num(1)))
-	case "unhealthy", "hook":
-		if e.Word == "hook" && e.num(3) == 0 {
-			return ""
-		}
+	case "unhealthy":
 		return e.Args[0] + "." + strconv.Itoa(int(e.num(1))) + "." + e.Args[2]
 	case "pullfailed":
 		return e.Args[0] + ".pull"

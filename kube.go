@@ -27,6 +27,7 @@ import (
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 	"k8s.io/client-go/tools/record"
+	"k8s.io/client-go/tools/reference"
 )
 
 // clients are the connections to the API server. They differ in their rate
@@ -164,8 +165,14 @@ func (k *kubePods) Delete(ctx context.Context, pod *v1.Pod) error {
 	return err
 }
 
-func (k *kubePods) Event(pod *v1.Pod, eventtype, reason, message string) {
-	k.recorder.Event(pod, eventtype, reason, message)
+func (k *kubePods) Event(pod *v1.Pod, container, eventtype, reason, message string) {
+	var about runtime.Object = pod
+	if container != "" {
+		if ref, err := reference.GetPartialReference(scheme.Scheme, pod, fieldPath(pod, container)); err == nil {
+			about = ref
+		}
+	}
+	k.recorder.Event(about, eventtype, reason, shortened(message, 1024)) // the API's limit
 }
 
 // newRecorder starts writing events. The caller shuts the broadcaster down.

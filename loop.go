@@ -6,7 +6,6 @@ import (
 	"slices"
 	"time"
 
-	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
 	"k8s.io/apimachinery/pkg/types"
 )
@@ -106,7 +105,7 @@ func (l *loop) adopt() error {
 				w.takeTexts(texts[f.Meta.UID])
 				w.read(f.Restart, 0, f.Journal, asked, asked)
 				w.restart = max(w.restart, f.Restart)
-				w.reported = w.jobID != ""
+				w.reported, w.adopted = w.jobID != "", len(w.events)
 			}
 			l.log.Info("adopted", "directory", l.remote.dir, "epoch", l.remote.epoch, "pods", len(all))
 			l.setState()
@@ -491,11 +490,7 @@ func (l *loop) publish(w *work, now time.Time) {
 		if !equality.Semantic.DeepEqual(status, w.status) {
 			w.status, w.notified = status, time.Time{}
 		}
-		if w.jobID != "" && !w.reported {
-			w.reported = true
-			l.event(w, v1.EventTypeNormal, "Submitted", "Submitted as Slurm job "+w.jobID+inPartition(l.cfg.Partition))
-			w.notified = time.Time{}
-		}
+		l.tell(w, now)
 	}
 	if !w.unsent() {
 		return
@@ -517,7 +512,7 @@ func inPartition(partition string) string {
 
 func (l *loop) event(w *work, eventtype, reason, message string) {
 	if l.api != nil && w.pod != nil {
-		l.api.Event(w.pod, eventtype, reason, message)
+		l.api.Event(w.pod, "", eventtype, reason, message)
 	}
 }
 

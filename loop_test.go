@@ -62,10 +62,14 @@ func (f *fakeAPI) Delete(_ context.Context, pod *v1.Pod) error {
 	return nil
 }
 
-func (f *fakeAPI) Event(pod *v1.Pod, _, reason, message string) {
+func (f *fakeAPI) Event(pod *v1.Pod, container, _, reason, message string) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	f.events = append(f.events, pod.Name+" "+reason+": "+message)
+	name := pod.Name
+	if container != "" {
+		name += "/" + container
+	}
+	f.events = append(f.events, name+" "+reason+": "+message)
 }
 
 // update changes a pod as an API client would and tells the informer's reader.

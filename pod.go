@@ -47,6 +47,7 @@ type podAPI interface {
 	// Delete removes the object with grace period 0 and a UID precondition. An
 	// object that is gone, or has another UID, is no error.
 	Delete(ctx context.Context, pod *v1.Pod) error
-	// Event writes an event about the pod; eventtype is v1.EventTypeNormal or v1.EventTypeWarning.
-	Event(pod *v1.Pod, eventtype, reason, message string)
+	// Event writes an event about a container of the pod, "" for the pod;
+	// eventtype is v1.EventTypeNormal or v1.EventTypeWarning.
+	Event(pod *v1.Pod, container, eventtype, reason, message string)
 }

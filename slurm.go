@@ -219,7 +219,7 @@ var slurmStates = map[string]slurmState{
 	"FAILED":        {ended, "SlurmJobFailed", "failed before its containers ended", false},
 	"CANCELLED":     {ended, "SlurmJobCancelled", "was cancelled", false},
 	"TIMEOUT":       {ended, "SlurmTimeLimit", "reached its time limit", false},
-	"DEADLINE":      {ended, "SlurmDeadline", "was removed at its --deadline", false},
+	"DEADLINE":      {ended, "SlurmTimeLimit", "was removed at its --deadline", false},
 	"OUT_OF_MEMORY": {ended, "OOMKilled", "used more memory than it was given", false},
 	"NODE_FAIL":     {ended, "SlurmNodeFail", "lost its compute node", true},
 	"BOOT_FAIL":     {ended, "SlurmBootFail", "got a compute node that did not start", true},
@@ -253,6 +253,18 @@ func (j job) ending() (reason, message string) {
 		fmt.Fprintf(&b, ": %s", j.Reason)
 	}
 	return s.reason, b.String()
+}
+
+// waiting tells of a job in the queue.
+func (j job) waiting() string {
+	text := fmt.Sprintf("%s is %s", j, strings.ToLower(strings.ReplaceAll(j.State, "_", " ")))
+	if j.Partition != "" {
+		text += " in partition " + j.Partition
+	}
+	if j.Reason != "" {
+		text += ": " + j.Reason
+	}
+	return text
 }
 
 // String names the job in messages.

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	v1 "k8s.io/api/core/v1"
 )
 
 func recorded(t *testing.T, name string) []byte {
@@ -244,7 +245,7 @@ func TestSlurmStates(t *testing.T) {
 		"FAILED":        {ended, "SlurmJobFailed", false},
 		"CANCELLED":     {ended, "SlurmJobCancelled", false},
 		"TIMEOUT":       {ended, "SlurmTimeLimit", false},
-		"DEADLINE":      {ended, "SlurmDeadline", false},
+		"DEADLINE":      {ended, "SlurmTimeLimit", false},
 		"OUT_OF_MEMORY": {ended, "OOMKilled", false},
 		"NODE_FAIL":     {ended, "SlurmNodeFail", true},
 		"BOOT_FAIL":     {ended, "SlurmBootFail", true},
@@ -307,4 +308,81 @@ func FuzzParseSqueue(f *testing.F) {
 			}
 		}
 	})
+}
+
+// The table of states, a row each: what becomes of a pod that waits, of one whose
+// container runs, and of one whose journal has its end with exit code 0.
+func TestSlurmStatesOfPods(t *testing.T) {
+	const (
+		waits  = "Pending; a SlurmPending"
+		runs   = "Running; a running ready"
+		ends   = "Succeeded; a Completed 0"
+		begins = "Pending; a ContainerCreating"
+	)
+	failed := func(reason string) string { return "Failed " + reason + "; a " + reason }
+	rows := map[string]struct {
+		waiting, running, done string
+		disruption             bool
+	}{
+		"PENDING":       {waits, runs, ends, false},
+		"CONFIGURING":   {waits, runs, ends, false},
+		"REQUEUED":      {waits, runs, ends, false},
+		"REQUEUE_FED":   {waits, runs, ends, false},
+		"REQUEUE_HOLD":  {waits, runs, ends, false},
+		"RESV_DEL_HOLD": {waits, runs, ends, false},
+		"SPECIAL_EXIT":  {waits, runs, ends, false},
+		"RUNNING":       {begins, runs, ends, false},
+		"COMPLETING":    {begins, runs, ends, false},
+		"STAGE_OUT":     {begins, runs, ends, false},
+		"SIGNALING":     {begins, runs, ends, false},
+		"RESIZING":      {begins, runs, ends, false},
+		"SUSPENDED":     {"Pending SlurmJobSuspended; a ContainerCreating", "Running SlurmJobSuspended; a running unready", ends, false},
+		"STOPPED":       {"Pending SlurmJobSuspended; a ContainerCreating", "Running SlurmJobSuspended; a running unready", ends, false},
+		"COMPLETED":     {failed("JournalIncomplete"), failed("JournalIncomplete") + " 137", ends, false},
+		"FAILED":        {failed("SlurmJobFailed"), failed("SlurmJobFailed") + " 137", ends, false},
+		"CANCELLED":     {failed("SlurmJobCancelled"), failed("SlurmJobCancelled") + " 137", ends, false},
+		"TIMEOUT":       {failed("SlurmTimeLimit"), failed("SlurmTimeLimit") + " 137", ends, false},
+		"DEADLINE":      {failed("SlurmTimeLimit"), failed("SlurmTimeLimit") + " 137", ends, false},
+		"OUT_OF_MEMORY": {failed("OOMKilled"), failed("OOMKilled") + " 137", "Failed OOMKilled; a OOMKilled 137", false},
+		"NODE_FAIL":     {failed("SlurmNodeFail"), failed("SlurmNodeFail") + " 137", ends, true},
+		"BOOT_FAIL":     {failed("SlurmBootFail"), failed("SlurmBootFail") + " 137", ends, true},
+		"PREEMPTED":     {failed("SlurmPreempted"), failed("SlurmPreempted") + " 137", ends, true},
+		"REVOKED":       {failed("SlurmRevoked"), failed("SlurmRevoked") + " 137", ends, true},
+		"A_NEW_WORD":    {waits, runs, ends, false}, // cannot tell
+	}
+	for state := range slurmStates {
+		if _, ok := rows[state]; !ok {
+			t.Errorf("no row for %s", state)
+		}
+	}
+	for state, want := range rows {
+		j := job{ID: "7", State: state, End: at(300)}
+		for text, want := range map[string]string{"": want.waiting, "claim 7; start a 0": want.running, "claim 7; start a 0; exit a 0 0; done 0": want.done} {
+			s := fold(foldPod(v1.RestartPolicyNever, "a"), observed{Submitted: true, Job: j, Journal: journal(text)})
+			if got := brief(s); got != want {
+				t.Errorf("%s, %q: %s, want %s", state, text, got, want)
+			}
+		}
+		s := fold(foldPod(v1.RestartPolicyNever, "a"), observed{Submitted: true, Job: j, Journal: journal("claim 7; start a 0")})
+		if got := slices.ContainsFunc(s.Conditions, func(c v1.PodCondition) bool { return c.Type == v1.DisruptionTarget }); got != want.disruption {
+			t.Errorf("%s: DisruptionTarget %v", state, got)
+		}
+		if j.suspended() {
+			continue
+		}
+		// Where the cluster cannot be asked nothing changes.
+		pod := foldPod(v1.RestartPolicyNever, "a")
+		pod.Status = fold(pod, observed{Submitted: true, Job: job{ID: "7", State: "RUNNING"}, Journal: journal("claim 7; start a 0")})
+		if d := cmp.Diff(pod.Status, fold(pod, observed{Submitted: true, Job: j, Journal: journal("claim 7; start a 0"), Unreachable: "timeout"})); d != "" {
+			t.Errorf("%s, unreachable: %s", state, d)
+		}
+	}
+	named := fold(foldPod(v1.RestartPolicyNever, "a"), observed{Submitted: true, Job: job{ID: "7", State: "CANCELLED", By: "1000"}})
+	if named.Message != "job 7 was cancelled by uid 1000" {
+		t.Errorf("message %q", named.Message)
+	}
+	lost := fold(foldPod(v1.RestartPolicyNever, "a"), observed{Submitted: true, Lost: true, Job: job{ID: "7"}, Journal: journal("claim 7; start a 0; exit a 0 0")})
+	if got := brief(lost); got != "Failed JobLost; a Completed 0" {
+		t.Errorf("lost: %s", got)
+	}
 }

@@ -72,7 +72,7 @@ func fold(pod *v1.Pod, o observed) v1.PodStatus {
 		s.Phase, s.Reason, s.Message = end.phase, end.reason, end.message
 	default:
 		s.Phase = f.phase(&pod.Spec)
-		if o.Unreachable == "" && o.Job.suspended() {
+		if o.Job.suspended() { // as far as was heard
 			s.Reason, s.Message = "SlurmJobSuspended", fmt.Sprintf("%s is %s", o.Job, strings.ToLower(o.Job.State))
 		}
 	}
@@ -116,6 +116,8 @@ func (o *observed) news(s *v1.PodStatus) bool {
 	return !o.Submitted || class == running
 }
 
+const deadlineText = "Pod was active on the node longer than the specified deadline"
+
 // slurmPending is the waiting reason of containers whose job is in the queue.
 const slurmPending = "SlurmPending"
 
@@ -149,8 +151,8 @@ func ending(pod *v1.Pod, o *observed, f *facts) *podEnd {
 		return failed(o.Refused.Reason, o.Refused.Message, false)
 	case deadline && (f.ended || gone),
 		f.ended && interrupted && pastDeadline(pod, o, f, f.stopping),
-		over && !f.ended && o.Job.State == "TIMEOUT" && pastDeadline(pod, o, f, o.Job.End):
-		return failed("DeadlineExceeded", "Pod was active on the node longer than the specified deadline", false)
+		over && !f.ended && (o.Job.State == "TIMEOUT" || o.Job.State == "DEADLINE") && pastDeadline(pod, o, f, o.Job.End):
+		return failed("DeadlineExceeded", deadlineText, false)
 	case timelimit && (f.ended || o.Lost || over && o.Job.State != "TIMEOUT"):
 		return failed(slurmStates["TIMEOUT"].reason, fmt.Sprintf("%s %s", o.Job, slurmStates["TIMEOUT"].text), false)
 	case f.ended && interrupted && (o.Lost || over && (o.Job.State == "COMPLETED" || o.Job.State == "FAILED")):
@@ -215,13 +217,7 @@ func waiting(pod *v1.Pod, o *observed, f *facts) *v1.ContainerStateWaiting {
 			w.Message = o.Job.String() + " was submitted"
 			break
 		}
-		w.Message = fmt.Sprintf("%s is %s", o.Job, strings.ToLower(strings.ReplaceAll(o.Job.State, "_", " ")))
-		if o.Job.Partition != "" {
-			w.Message += " in partition " + o.Job.Partition
-		}
-		if o.Job.Reason != "" {
-			w.Message += ": " + o.Job.Reason
-		}
+		w.Message = o.Job.waiting()
 	}
 	return w
 }

@@ -51,6 +51,12 @@ type work struct {
 	texts     map[string]string // what the events refer to in msg/
 	eventTime time.Time         // when the journal last grew, by our clock
 	readAt    time.Time         // when it was last read, grown or not
+	told      int               // how many of the events were told to the API
+	adopted   int               // how many of them were there when knoc started
+	// queued is what was told last of the job's wait, at queuedAt.
+	queued      string
+	queuedAt    time.Time
+	queuedTimes int
 
 	// job is Slurm's word, from the newest squeue or sacct that knew the job;
 	// alive the newest in which it had not ended.
@@ -155,7 +161,7 @@ func (w *work) read(restart int, offset int64, data []byte, asked, now time.Time
 	w.readAt = asked
 	if restart > w.restart && offset == 0 && len(data) > 0 {
 		// The job was requeued and runs again: a journal of its own.
-		w.restart, w.journal = restart, nil
+		w.restart, w.journal, w.told, w.adopted = restart, nil, 0, 0
 	}
 	if restart == w.restart && offset <= int64(len(w.journal)) && offset+int64(len(data)) > int64(len(w.journal)) {
 		w.journal = append(w.journal, data[int64(len(w.journal))-offset:]...)
