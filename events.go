@@ -101,6 +101,8 @@ func eventsOf(pod *v1.Pod, o *observed, journal []event, from int) [][]podEvent 
 			list = append(list, podEvent{"", v1.EventTypeNormal, "DeadlineExceeded", deadlineText})
 		case e.Word == "timelimit":
 			list = append(list, podEvent{"", v1.EventTypeWarning, slurmStates["TIMEOUT"].reason, o.Job.String() + " is about to reach its time limit"})
+		case e.Word == "noids":
+			list = append(list, podEvent{"", v1.EventTypeWarning, noSubIDs, withoutIDs(name)})
 		case c == nil:
 			// a word about the whole pod, or about none of its containers
 		case e.Word == "pull":

@@ -20,6 +20,7 @@ type facts struct {
 	pulls               map[string]*pull // by container
 	ended               bool             // the journal has its end
 	code                int32            // of done
+	noids               string           // what the node lacks for user ids of the pod's own
 }
 
 // runs are the newest run of a container and the one before.
@@ -101,6 +102,8 @@ func newFacts(journal []event) *facts {
 			if r := f.of(e); r != nil {
 				r.note(e)
 			}
+		case "noids":
+			f.noids = e.Args[0]
 		case "stopping":
 			f.stopping = firstTime(f.stopping, e.Time)
 		case "deadline":

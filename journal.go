@@ -39,6 +39,7 @@ var journalArgs = map[string]string{
 	"timelimit":  "",     // Slurm's time limit is about to end the job
 	"stopping":   "n",    // grace seconds
 	"ack":        "n",    // sequence number of a command
+	"noids":      "w",    // what the node lacks for user ids of the pod's own
 	"done":       "b",    // 0: every app container's last run ended 0
 }
 

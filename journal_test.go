@@ -29,6 +29,7 @@ func TestParseJournal(t *testing.T) {
 		"1796072931 message app 0\n" +
 		"1796072931 deadline\n" +
 		"1796072931 timelimit\n" +
+		"1796072931 noids subuid\n" +
 		"1796072932 done 1\n"
 	want := []event{
 		{at(1796072922), "claim", []string{"17"}},
@@ -51,6 +52,7 @@ func TestParseJournal(t *testing.T) {
 		{at(1796072931), "message", []string{"app", "0"}},
 		{at(1796072931), "deadline", []string{}},
 		{at(1796072931), "timelimit", []string{}},
+		{at(1796072931), "noids", []string{"subuid"}},
 		{at(1796072932), "done", []string{"1"}},
 	}
 	if d := cmp.Diff(want, parseJournal([]byte(text))); d != "" {

@@ -76,6 +76,17 @@ type Config struct {
 	Runtime string
 	// InsecureRegistries are host:port of image registries that speak plain HTTP.
 	InsecureRegistries []string
+	// WritableRoot is where what a container writes outside of its volumes goes:
+	// "scratch", a directory on the compute node; "memory", the runtime's own tmpfs,
+	// for runtimes that cannot do the first; "none", nowhere. "" is scratch.
+	WritableRoot string
+	// WithoutSubIDs is what becomes of a pod that names user or group ids where the
+	// HPC user has no subordinate ids: "refuse" fails it; "ignore" runs it as the
+	// HPC user, with an event. "" is refuse.
+	WithoutSubIDs string
+	// ClusterDomain is the domain of the cluster's services, part of the host name
+	// of pods with a subdomain; "" is cluster.local.
+	ClusterDomain string
 	// Poll asks the cluster this often instead of holding a session that watches
 	// it; 0 holds the session.
 	Poll time.Duration

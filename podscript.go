@@ -20,6 +20,15 @@ type scriptConfig struct {
 	InsecureRegistries []string
 	// Options are whole sbatch options, one for each #SBATCH line (sbatchOptions).
 	Options []string
+	// WritableRoot is where a container's own files go: scratch, memory or none;
+	// "" is scratch.
+	WritableRoot string
+	// WithoutSubIDs is what becomes of a pod with users of its own where there are
+	// no subordinate ids: refuse or ignore; "" is refuse.
+	WithoutSubIDs string
+	// ClusterDomain ends the host names of pods with a subdomain; "" is
+	// cluster.local.
+	ClusterDomain string
 	// BackoffSeconds is the wait before a container's first restart; 0 is the
 	// kubelet's 10.
 	BackoffSeconds int
@@ -37,6 +46,7 @@ type podScript struct {
 	Backoff              int
 	InitPolicy, Policy   v1.RestartPolicy
 	Init, Containers     []scriptContainer
+	scratchData
 }
 
 // scriptContainer is one container of a podScript. Number counts from 1 through
@@ -45,6 +55,9 @@ type scriptContainer struct {
 	Number int
 	Name   string
 	Argv   [][]word
+	Fresh  bool   // something of it is on the node's scratch
+	Enter  []word // how run/enter becomes the container's user (enterAs)
+	User   word
 	Pull   []word // brings the image into the runtime's cache; nil for a file
 }
 
@@ -75,6 +88,7 @@ func newPodScript(pod *v1.Pod, cfg scriptConfig) (*podScript, error) {
 		InitPolicy:  v1.RestartPolicyOnFailure,
 		Policy:      pod.Spec.RestartPolicy,
 	}
+	s.scratchData = scratchOf(pod, cfg)
 	if s.Backoff == 0 {
 		s.Backoff = 10
 	}
@@ -93,6 +107,9 @@ func newPodScript(pod *v1.Pod, cfg scriptConfig) (*podScript, error) {
 	}
 	for _, c := range allContainers(pod) {
 		plain["container name "+c.Name] = c.Name
+	}
+	if s.HostName != "" {
+		plain["host name"] = s.HostName
 	}
 	for what, text := range plain {
 		if !plainText.MatchString(text) {
@@ -113,7 +130,8 @@ func newPodScript(pod *v1.Pod, cfg scriptConfig) (*podScript, error) {
 		if err != nil {
 			return nil, err
 		}
-		sc := scriptContainer{Number: i + 1, Name: c.Name, Argv: argv, Pull: pull}
+		sc := scriptContainer{Number: i + 1, Name: c.Name, Argv: argv, Pull: pull, Fresh: s.Mapped || s.has(c.Name)}
+		sc.Enter, sc.User = enterAs(pod, c)
 		if i < len(pod.Spec.InitContainers) {
 			s.Init = append(s.Init, sc)
 		} else {

@@ -61,7 +61,7 @@ func testShells(t testing.TB) [][]string {
 // for an image's own program prints the image. Its options are those that
 // runtimeArgv writes.
 const stubRuntime = `#!/bin/sh
-[ "$1" = --quiet ] || exit 250
+case $1 in --quiet | --silent) ;; *) exit 250 ;; esac
 action=$2
 shift 2
 if [ "$action" = pull ]; then
@@ -74,7 +74,11 @@ if [ "$action" = pull ]; then
 fi
 while :; do
 	case $1 in
-	--pwd | --mount) shift 2 ;;
+	--overlay)
+		export KNOC_TEST_ROOT="$2"
+		shift 2
+		;;
+	--pwd | --mount | --hostname | --workdir | --no-mount | --home | --security | --add-caps | --drop-caps) shift 2 ;;
 	--*) shift ;;
 	*) break ;;
 	esac
@@ -139,7 +143,7 @@ type scriptRun struct {
 func stageScript(t *testing.T, b base, pod *v1.Pod, env map[string][]envVar) *scriptRun {
 	t.Helper()
 	w := &scriptRun{t: t, base: b, dir: filepath.Join(b.dir, string(pod.UID))}
-	for _, d := range []string{"env", "cmd", "run"} {
+	for _, d := range []string{"env", "cmd", "run", "vol"} {
 		if err := os.MkdirAll(filepath.Join(w.dir, d), 0o700); err != nil {
 			t.Fatal(err)
 		}

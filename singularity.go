@@ -44,6 +44,7 @@ func runtimeArgv(pod *v1.Pod, c *v1.Container, cfg scriptConfig) ([][]word, erro
 	if dir == "" {
 		dir = "/"
 	}
+	mapped := isMapped(pod)
 	options := []word{"--containall", "--no-eval", "--no-umask"}
 	if plainHTTP {
 		options = append(options, "--no-https")
@@ -54,13 +55,41 @@ func runtimeArgv(pod *v1.Pod, c *v1.Container, cfg scriptConfig) ([][]word, erro
 	if asksFor(c, amdGPUs) {
 		options = append(options, "--rocm")
 	}
-	argv := [][]word{{quote(cfg.Runtime), "--quiet", action}, options, {"--pwd", quote(dir)}}
+	host, domain := hostName(pod, cfg.ClusterDomain)
+	if host != "" {
+		name := host
+		if isTrue(pod.Spec.SetHostnameAsFQDN) && domain != "" {
+			name += "." + domain
+		}
+		options = append(options, "--hostname", quote(name))
+	}
+	argv := [][]word{{quote(cfg.Runtime), "--quiet", action}, options, append(rootOptions(c, cfg, mapped), "--pwd", quote(dir))}
+	if mapped {
+		// It warns of every user that the machine does not know; --silent leaves
+		// its errors.
+		argv[0] = append(launcher(c), quote(cfg.Runtime), "--silent", action)
+		if users := userOptions(pod, c); users != nil {
+			argv = append(argv, users)
+		}
+	}
+	if ownHosts(pod) && !slices.ContainsFunc(mounts, func(m mount) bool { return m.Target == "/etc/hosts" }) {
+		mounts = append(mounts, mount{Source: "run/hosts", Target: "/etc/hosts"})
+	}
 	for _, m := range mounts {
-		spec, err := mountSpec(path.Join(cfg.Dir, m.Source), m.Target, m.ReadOnly)
+		source := path.Join(cfg.Dir, m.Source)
+		volume, isVolume := strings.CutPrefix(m.Source, "vol/")
+		if mapped && isVolume {
+			source = onScratch + volume
+		}
+		spec, err := mountSpec(source, m.Target, m.ReadOnly)
 		if err != nil {
 			return nil, fmt.Errorf("container %s: the mount at %q: %w", c.Name, m.Target, err)
 		}
-		argv = append(argv, []word{"--mount", quote(spec)})
+		w := quote(spec)
+		if mapped && isVolume {
+			w = word(strings.Replace(string(w), onScratch, `'"$scratch/.vol/"'`, 1))
+		}
+		argv = append(argv, []word{"--mount", w})
 	}
 	program := []word{quote(image)}
 	for _, s := range slices.Concat(c.Command, c.Args) {
@@ -68,6 +97,10 @@ func runtimeArgv(pod *v1.Pod, c *v1.Container, cfg scriptConfig) ([][]word, erro
 	}
 	return append(argv, program), nil
 }
+
+// onScratch stands for the volumes' directory on the node's scratch in a mount's
+// source. Its characters need no quotes in CSV, and no path has a NUL.
+const onScratch = "\x00"
 
 // pullArgv are the arguments of fetch in pod.sh: a name for the image that is
 // valid as a file's, and the command that brings it into the runtime's cache. An

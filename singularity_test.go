@@ -126,24 +126,55 @@ export PENV_URL='http://'"$KNOC_POD_IP"':80'
 func TestRuntimeArgv(t *testing.T) {
 	t.Parallel()
 	gpu := v1.ResourceList{nvidiaGPU: resource.MustParse("1")}
-	pod := &v1.Pod{Spec: v1.PodSpec{Volumes: []v1.Volume{{Name: "v", VolumeSource: v1.VolumeSource{EmptyDir: &v1.EmptyDirVolumeSource{}}}}}}
+	yes, no, user := true, false, int64(1234)
+	node := func(p *v1.Pod) { p.Spec.HostNetwork = true } // no host name: the words of interest are few
+	const head = `'/opt/apptainer' --quiet run --containall --no-eval --no-umask`
+	const tail = `--overlay "$scratch/c" --workdir "$scratch/c" --pwd '/'`
 	tests := []struct {
 		name string
+		pod  func(*v1.Pod)
 		c    v1.Container
 		want string
 	}{
-		{"image's own program", v1.Container{Image: "app"},
-			`'/opt/apptainer' --quiet run --containall --no-eval --no-umask --pwd '/' 'docker://app'`},
-		{"args replace CMD", v1.Container{Image: "app", Args: []string{"-c", "x"}},
-			`'/opt/apptainer' --quiet run --containall --no-eval --no-umask --pwd '/' 'docker://app' '-c' 'x'`},
-		{"command replaces ENTRYPOINT", v1.Container{Image: "app", Command: []string{"sh"}, Args: []string{"-c"}, WorkingDir: "/it's"},
-			`'/opt/apptainer' --quiet exec --containall --no-eval --no-umask --pwd '/it'\''s' 'docker://app' 'sh' '-c'`},
-		{"devices, registry, mounts", v1.Container{
+		{"image's own program", node, v1.Container{Image: "app"}, head + ` ` + tail + ` 'docker://app'`},
+		{"args replace CMD", node, v1.Container{Image: "app", Args: []string{"-c", "x"}}, head + ` ` + tail + ` 'docker://app' '-c' 'x'`},
+		{"command replaces ENTRYPOINT", node, v1.Container{Image: "app", Command: []string{"sh"}, Args: []string{"-c"}, WorkingDir: "/it's"},
+			strings.Replace(head, "run", "exec", 1) + ` --overlay "$scratch/c" --workdir "$scratch/c" --pwd '/it'\''s' 'docker://app' 'sh' '-c'`},
+		{"devices, registry, mounts", node, v1.Container{
 			Image: "r:5000/app", Command: []string{"x"}, Resources: v1.ResourceRequirements{Limits: gpu},
 			VolumeMounts: []v1.VolumeMount{{Name: "v", MountPath: "/data", ReadOnly: true}}},
-			`'/opt/apptainer' --quiet exec --containall --no-eval --no-umask --no-https --nv --pwd '/' --mount 'type=bind,source=/d/vol/v,destination=/data,ro' 'docker://r:5000/app' 'x'`},
+			strings.Replace(head, "run", "exec", 1) + ` --no-https --nv ` + tail + ` --mount 'type=bind,source=/d/vol/v,destination=/data,ro' 'docker://r:5000/app' 'x'`},
+		{"host name", nil, v1.Container{Image: "app"},
+			head + ` --hostname 'web' ` + tail + ` --mount 'type=bind,source=/d/run/hosts,destination=/etc/hosts' 'docker://app'`},
+		{"own hosts file", nil, v1.Container{Image: "app", VolumeMounts: []v1.VolumeMount{{Name: "v", MountPath: "/etc/hosts"}}},
+			head + ` --hostname 'web' ` + tail + ` --mount 'type=bind,source=/d/vol/v,destination=/etc/hosts' 'docker://app'`},
+		{"read-only", node, v1.Container{Image: "app", SecurityContext: &v1.SecurityContext{ReadOnlyRootFilesystem: &yes}},
+			head + ` --no-mount tmp,home --pwd '/' 'docker://app'`},
+		{"user", node, v1.Container{
+			Image: "app", SecurityContext: &v1.SecurityContext{RunAsUser: &user, AllowPrivilegeEscalation: &yes},
+			VolumeMounts: []v1.VolumeMount{{Name: "v", MountPath: "/it's"}}},
+			`${holder:+nsenter -U -t "$holder" --} '/opt/apptainer' --silent run --containall --no-eval --no-umask --no-mount tmp --overlay "$scratch/c" --pwd '/'` +
+				` ${holder:+--home /none:/ --security uid:1234 --security gid:0} --mount 'type=bind,source='"$scratch/.vol/"'v,destination=/it'\''s' 'docker://app'`},
+		{"groups", func(p *v1.Pod) {
+			node(p)
+			p.Spec.SecurityContext = &v1.PodSecurityContext{FSGroup: &user, SupplementalGroups: []int64{7, 1234}}
+		}, v1.Container{Image: "app", SecurityContext: &v1.SecurityContext{AllowPrivilegeEscalation: &no, Capabilities: &v1.Capabilities{Drop: []v1.Capability{"chown", "CAP_KILL"}}}},
+			`${holder:+nsenter -U -t "$holder" --} ${holder:+setpriv --no-new-privs} '/opt/apptainer' --silent run --containall --no-eval --no-umask --no-mount tmp --overlay "$scratch/c" --pwd '/'` +
+				` ${holder:+--security gid:0:1234:7 --add-caps all --drop-caps CAP_CHOWN,CAP_KILL} 'docker://app'`},
+		{"root", func(p *v1.Pod) {
+			node(p)
+			p.Spec.SecurityContext = &v1.PodSecurityContext{RunAsUser: new(int64)}
+		}, v1.Container{Image: "app", SecurityContext: &v1.SecurityContext{Capabilities: &v1.Capabilities{Drop: []v1.Capability{"ALL"}}}},
+			`${holder:+nsenter -U -t "$holder" --} '/opt/apptainer' --silent run --containall --no-eval --no-umask --no-mount tmp --overlay "$scratch/c" --pwd '/' ${holder:+--drop-caps all} 'docker://app'`},
 	}
 	for _, tc := range tests {
+		pod := &v1.Pod{Spec: v1.PodSpec{Volumes: []v1.Volume{{Name: "v", VolumeSource: v1.VolumeSource{EmptyDir: &v1.EmptyDirVolumeSource{}}}}}}
+		pod.Name = "web"
+		if tc.pod != nil {
+			tc.pod(pod)
+		}
+		tc.c.Name = "c"
+		pod.Spec.Containers = []v1.Container{tc.c}
 		lines, err := runtimeArgv(pod, &tc.c, scriptConfig{Dir: "/d", Runtime: "/opt/apptainer", InsecureRegistries: []string{"r:5000"}})
 		if err != nil {
 			t.Fatalf("%s: %v", tc.name, err)

@@ -76,6 +76,9 @@ func (p *KNOCProvider) stageIn(ctx context.Context, pod *v1.Pod, dir string) (fi
 		Dir:                dir,
 		Runtime:            p.cfg.Runtime,
 		InsecureRegistries: p.cfg.InsecureRegistries,
+		WritableRoot:       p.cfg.WritableRoot,
+		WithoutSubIDs:      p.cfg.WithoutSubIDs,
+		ClusterDomain:      p.cfg.ClusterDomain,
 		Options:            options,
 	})
 	if err != nil {

@@ -149,6 +149,8 @@ func ending(pod *v1.Pod, o *observed, f *facts) *podEnd {
 	switch {
 	case o.Refused != nil:
 		return failed(o.Refused.Reason, o.Refused.Message, false)
+	case f.noids != "" && f.ended && len(f.runs) == 0 && !interrupted:
+		return failed(noSubIDs, withoutIDs(f.noids)+"; add the user to /etc/subuid and /etc/subgid there, or run knoc with --without-subids=ignore", false)
 	case deadline && (f.ended || gone),
 		f.ended && interrupted && pastDeadline(pod, o, f, f.stopping),
 		over && !f.ended && (o.Job.State == "TIMEOUT" || o.Job.State == "DEADLINE") && pastDeadline(pod, o, f, o.Job.End):

@@ -50,6 +50,9 @@ const (
 	noVolume    = "knoc cannot reach this kind of storage from the cluster; use emptyDir, configMap, secret, downwardAPI or projected"
 	noProbe     = "knoc runs no probes yet; remove it, or let the program itself end when it is not well"
 	noPrivilege = "a job on the cluster has no privileges to give"
+	ownHostName = "containers have a host name and a hosts file of their own"
+	subIDs      = "by the HPC user's subordinate ids, as apptainer --fakeroot; the volumes are on the compute node then. Where there are none, as `--without-subids` says"
+	notRoot     = "containers run as the HPC user unless an id says otherwise; root is refused. The image's user is not read"
 )
 
 // fieldRules are the treatment of every field of a pod's spec: by type, then by
@@ -71,18 +74,18 @@ var fieldRules = map[reflect.Type]map[string]rule{
 		"serviceAccount":                honour("the old name of serviceAccountName"),
 		"automountServiceAccountToken":  honour("the API server adds the volume"),
 		"nodeName":                      honour(byScheduler),
-		"hostNetwork":                   honour("pods always use the compute node's network"),
+		"hostNetwork":                   honour("pods always use the compute node's network; with it they have its host name too"),
 		"hostPID":                       reject("containers have their own process namespace"),
 		"hostIPC":                       reject("containers have their own IPC namespace"),
 		"shareProcessNamespace":         reject("containers of a pod have their own process namespaces", "false"),
 		"securityContext":               honour(""),
 		"imagePullSecrets":              ignore("images are pulled without credentials"),
-		"hostname":                      ignore("the host name is the compute node's"),
-		"subdomain":                     ignore("the host name is the compute node's"),
+		"hostname":                      honour(ownHostName),
+		"subdomain":                     honour(ownHostName),
 		"affinity":                      honour(byScheduler),
 		"schedulerName":                 honour(byScheduler),
 		"tolerations":                   honour(byScheduler),
-		"hostAliases":                   reject("knoc does not write /etc/hosts of a container; use addresses, or names that the cluster's resolver knows"),
+		"hostAliases":                   honour(ownHostName),
 		"priorityClassName":             honour(byScheduler),
 		"priority":                      honour(byScheduler),
 		"dnsConfig":                     ignore("containers use the compute node's resolver"),
@@ -92,16 +95,17 @@ var fieldRules = map[reflect.Type]map[string]rule{
 		"preemptionPolicy":              honour(byScheduler),
 		"overhead":                      honour("part of the job's request"),
 		"topologySpreadConstraints":     honour(byScheduler),
-		"setHostnameAsFQDN":             ignore("the host name is the compute node's", "false"),
+		"setHostnameAsFQDN":             honour(ownHostName),
 		"os":                            honour(""),
 		"hostUsers":                     ignore("the runtime decides whether a user namespace is used", "*"),
 		"schedulingGates":               honour(byScheduler),
 		"resourceClaims":                reject("dynamic resource allocation has no driver on the cluster; ask for nvidia.com/gpu or use the job's flags"),
 		"resources":                     reject("set the resources of the containers instead; the job asks for their sum"),
-		"hostnameOverride":              ignore("the host name is the compute node's"),
+		"hostnameOverride":              honour(ownHostName),
 		"schedulingGroup":               honour(byScheduler),
 		"evictionResponders":            honour(byScheduler),
 	},
+	typeOf[v1.HostAlias]():        {"ip": honour(""), "hostnames": honour("")},
 	typeOf[v1.PodOS]():            {"name": reject("the cluster runs Linux", "linux")},
 	typeOf[v1.PodReadinessGate](): {"conditionType": honour("")},
 	typeOf[v1.Container](): {
@@ -134,14 +138,14 @@ var fieldRules = map[reflect.Type]map[string]rule{
 	typeOf[v1.PodSecurityContext](): {
 		"seLinuxOptions":           reject(noPrivilege),
 		"windowsOptions":           reject("the cluster runs Linux"),
-		"runAsUser":                reject("containers run as the HPC user, whatever its number is; remove it, or set runAsNonRoot"),
-		"runAsGroup":               reject("containers run with the HPC user's groups; remove it"),
-		"runAsNonRoot":             honour("containers run as the HPC user, never as root"),
-		"supplementalGroups":       ignore(oneUser),
-		"supplementalGroupsPolicy": ignore(oneUser, "Merge"),
-		"fsGroup":                  ignore(oneUser),
+		"runAsUser":                honour(subIDs),
+		"runAsGroup":               honour(subIDs),
+		"runAsNonRoot":             honour(notRoot),
+		"supplementalGroups":       honour(subIDs),
+		"supplementalGroupsPolicy": honour("the groups that an image gives a user are never added"),
+		"fsGroup":                  honour(subIDs),
 		"sysctls":                  reject(noPrivilege),
-		"fsGroupChangePolicy":      ignore(oneUser),
+		"fsGroupChangePolicy":      honour("nothing to do: the volumes are new with each pod"),
 		"seccompProfile":           honour(""),
 		"appArmorProfile":          honour(""),
 		"seLinuxChangePolicy":      ignore(oneUser),
@@ -151,16 +155,16 @@ var fieldRules = map[reflect.Type]map[string]rule{
 		"privileged":               reject(noPrivilege, "false"),
 		"seLinuxOptions":           reject(noPrivilege),
 		"windowsOptions":           reject("the cluster runs Linux"),
-		"runAsUser":                reject("containers run as the HPC user, whatever its number is; remove it, or set runAsNonRoot"),
-		"runAsGroup":               reject("containers run with the HPC user's groups; remove it"),
-		"runAsNonRoot":             honour("containers run as the HPC user, never as root"),
-		"readOnlyRootFilesystem":   ignore("the image is never changed, but the runtime may let a container write to a layer of its own", "false"),
-		"allowPrivilegeEscalation": ignore("the runtime never lets a container gain privileges", "false"),
+		"runAsUser":                honour(subIDs),
+		"runAsGroup":               honour(subIDs),
+		"runAsNonRoot":             honour(notRoot),
+		"readOnlyRootFilesystem":   honour("without it, what a container writes is gone when it restarts"),
+		"allowPrivilegeEscalation": honour("only root by runAsUser 0 can have it"),
 		"procMount":                reject(noPrivilege, "Default"),
 		"seccompProfile":           honour(""),
 		"appArmorProfile":          honour(""),
 	},
-	typeOf[v1.Capabilities](): {"add": reject(noPrivilege), "drop": honour("a job has none")},
+	typeOf[v1.Capabilities](): {"add": reject(noPrivilege), "drop": honour("only root by runAsUser 0 has any, and only over what is the pod's")},
 	typeOf[v1.SeccompProfile](): {
 		"type":             ignore("the cluster's own runtime and kernel policy hold", "Unconfined", "Localhost"), // Localhost: refused by its profile
 		"localhostProfile": reject("no profiles can be put on the compute nodes; use RuntimeDefault"),
@@ -263,6 +267,7 @@ func checkPod(pod *v1.Pod) (sentences []string, err error) {
 	k.texts("spec", reflect.ValueOf(pod.Spec))
 	k.volumes(pod)
 	k.containers(pod)
+	k.users(pod)
 	if len(k.refused) > 0 {
 		return k.ignored, refuse(k.reason, "%s", strings.Join(k.refused, "; "))
 	}

@@ -6,6 +6,7 @@ import (
 	"io"
 	"log/slog"
 	"net"
+	"slices"
 	"strings"
 
 	"github.com/CARV-ICS-FORTH/knoc"
@@ -28,7 +29,7 @@ var groups = []struct {
 	{"The node", []string{"nodename", "os", "provider-config", "taint", "label", "internal-ip"}},
 	{"The kubelet port (closed unless all of --tls-cert, --tls-key and --client-ca are given)", []string{"listen", "tls-cert", "tls-key", "client-ca"}},
 	{"SSH to the login node", []string{"ssh", "ssh-key", "ssh-key-passphrase-file", "ssh-known-hosts", "ssh-jump", "ssh-connections"}},
-	{"Slurm and the compute nodes", []string{"remote-dir", "partition", "runtime", "insecure-registry", "poll"}},
+	{"Slurm and the compute nodes", []string{"remote-dir", "partition", "runtime", "insecure-registry", "writable-root", "without-subids", "cluster-domain", "poll"}},
 	{"Log", []string{"log-level", "log-format", "version"}},
 }
 
@@ -65,6 +66,9 @@ func flagSet(o *options) *flag.FlagSet {
 	f.StringVar(&c.Partition, "partition", "", "Slurm `partition` of the jobs; default Slurm's own")
 	f.StringVar(&c.Runtime, "runtime", "", "container `runtime` on the compute nodes, name or path; default apptainer")
 	f.Var(&list{to: &c.InsecureRegistries}, "insecure-registry", "`host:port` of an image registry that speaks plain HTTP (list)")
+	f.Var(&choice{&c.WritableRoot, []string{"scratch", "memory", "none"}}, "writable-root", "`where` what a container writes outside of its volumes goes: scratch (on the compute node), memory (of 64 MB) or none; default scratch")
+	f.Var(&choice{&c.WithoutSubIDs, []string{"refuse", "ignore"}}, "without-subids", "`what` to do with runAsUser, fsGroup, … where the user has no subordinate ids: refuse the pod or ignore them; default refuse")
+	f.StringVar(&c.ClusterDomain, "cluster-domain", "", "`domain` in the host name of pods with a subdomain; default cluster.local")
 	f.DurationVar(&c.Poll, "poll", 0, "`interval` to ask the cluster at, for sites that dislike a held SSH session; default 0, watch it")
 
 	f.TextVar(&o.logLevel, "log-level", slog.LevelInfo, "`level` from which on to log: debug, info, warn or error")
@@ -146,6 +150,22 @@ func remoteAddress(env func(string) string) string {
 		address = user + "@" + address
 	}
 	return address
+}
+
+// choice is a flag that takes one of a few words.
+type choice struct {
+	to    *string
+	words []string
+}
+
+func (c *choice) String() string { return "" }
+
+func (c *choice) Set(s string) error {
+	if !slices.Contains(c.words, s) {
+		return fmt.Errorf("it is one of %s", strings.Join(c.words, ", "))
+	}
+	*c.to = s
+	return nil
 }
 
 // list is a flag that may be given more than once, and each time as a list with

@@ -303,6 +303,127 @@ fetch() {
 	trap - TERM
 	return "$rc"
 }
+# ---- Scratch on this node ----
+# What containers write outside of their volumes lies in a directory of this machine that nobody
+# else can enter. It goes with the pod. A job that was killed leaves it behind, for
+# the next pod here to remove: its name says which process it belongs to.
+
+scratch='' holder=''
+
+# born PID: sets start to when the process started; empty: there is none.
+born() {
+	start=''
+	{ read -r line <"/proc/$1/stat"; } 2>/dev/null || return 0
+	# shellcheck disable=SC2086 # numbers, after the program's name
+	set -- ${line##*) }
+	start=${20}
+}
+
+# wipe DIRECTORY…: removes them, whatever modes the containers gave to what is in
+# them.
+wipe() {
+	rm -rf "$@" 2>/dev/null && return
+	chmod -R u+rwx "$@" 2>/dev/null
+	rm -rf "$@" 2>/dev/null
+}
+
+# prepare: makes the directory, and removes those of jobs that are no more.
+prepare() {
+	while read -r key me rest; do
+		case $key in Uid:) break ;; esac
+	done </proc/self/status
+	base=/tmp
+	case $TMPDIR in *[!A-Za-z0-9._/@+~=-]*) ;; /*) base=$TMPDIR ;; esac
+	base=$base/knoc-$me
+	[ -d "$base" ] || mkdir "$base" 2>/dev/null
+	# Anybody can make that name in /tmp before.
+	# shellcheck disable=SC3067 # -O: dash, bash and busybox have it
+	if ! { [ -d "$base" ] && [ ! -L "$base" ] && [ -O "$base" ]; }; then
+		base=$(mktemp -d "$base.XXXXXX") || return
+	fi
+	born $$
+	scratch=$base/$SLURM_JOB_ID.$$.$start
+	mkdir -p "$scratch/main" || return
+	for old in "$base"/*.*.*; do
+		pid=${old%.*}
+		pid=${pid##*.}
+		case $pid in '' | *[!0-9]*) continue ;; esac
+		born "$pid"
+		[ "$start" = "${old##*.}" ] || wreck "$old"
+	done
+}
+
+# wreck DIRECTORY: removes what a killed job left. It may belong to users that
+# need this user's subordinate ids to be removed.
+wreck() {
+	wipe "$1"
+	[ -d "$1" ] || return
+	take_ids '' ''
+	[ -z "$holder" ] || nsenter -U -t "$holder" -- rm -rf "$1"
+	release
+}
+
+# take_ids: starts the process that holds a user namespace in which this user is
+# root and the subordinate ids are the other users; sets holder to it. If the
+# machine cannot, why says what is missing. It is what apptainer --fakeroot does,
+# for all containers of a pod in common. $1 and $2: user and group ids beyond the
+# number of subordinate ids; each one takes the place of one at the end.
+# shellcheck disable=SC2034 # why: not every pod asks
+take_ids() {
+	[ -z "$holder" ] || return 0
+	why=tools
+	if ! { command -v newuidmap && command -v newgidmap && command -v nsenter; } >/dev/null; then return; fi
+	name=$(id -un)
+	why=subuid
+	range /etc/subuid "$1" || return 0
+	uids=$map
+	range /etc/subgid "$2" || return 0
+	why=namespace
+	# A sleep without this shell's traps, which no signal to the whole job ends.
+	(
+		trap '' TERM HUP INT USR1 USR2
+		exec unshare -U sleep 2147483647
+	) </dev/null >/dev/null 2>&1 &
+	holder=$!
+	# shellcheck disable=SC3013 # -ef: dash, bash and busybox have it
+	while [ "/proc/$holder/ns/user" -ef /proc/self/ns/user ]; do :; done
+	# shellcheck disable=SC2046,SC2086 # words are wanted
+	if newuidmap "$holder" 0 "$me" 1 $uids && newgidmap "$holder" 0 $(id -g) 1 $map; then
+		why=''
+	else
+		release
+	fi
+} 2>/dev/null
+
+release() {
+	[ -z "$holder" ] || kill -KILL "$holder"
+	holder=''
+} 2>/dev/null
+
+# range FILE IDS: sets map to newuidmap's words for the user's range in the file.
+range() {
+	first='' total=0
+	while IFS=: read -r key from many; do
+		case $key in "$name" | "$me") first=$from total=$many && break ;; esac
+	done <"$1"
+	case $first$total in '' | *[!0-9]*) return 1 ;; esac
+	map=''
+	for id in $2; do
+		if [ "$id" -gt "$total" ]; then
+			total=$((total - 1))
+			map="$map $id $((first + total)) 1"
+		fi
+	done
+	[ "$total" -gt 0 ] || return 1
+	map="1 $first $total$map"
+}
+
+# fresh NAME: an empty root for the next run of the container.
+fresh() {
+	[ "$attempt" -gt 0 ] || return 0
+	wipe "$scratch/$1"
+	mkdir "$scratch/$1"
+}
 
 app() { # NUMBER NAME
 	[ -z "$stopping$failed" ] || return
@@ -311,10 +432,12 @@ app() { # NUMBER NAME
 }
 
 container_1() { # main
+	fresh main
 	fetch 42aff065464a3654aaf9e5e623f5c5b3 'apptainer' --quiet pull ../images/lock/image 'docker://busybox' || exit
 	exec 'apptainer' --quiet exec \
-		--containall --no-eval --no-umask \
-		--pwd '/' \
+		--containall --no-eval --no-umask --hostname 'simple' \
+		--overlay "$scratch/main" --workdir "$scratch/main" --pwd '/' \
+		--mount 'type=bind,source=/home/user/.knoc/knoc-c1/6c2f1a52-0000-4000-8000-000000000001/run/hosts,destination=/etc/hosts' \
 		'docker://busybox' 'sh' '-c' 'echo "it'\''s alive"'
 }
 
@@ -386,6 +509,14 @@ ticker </dev/null >/dev/null 2>&1 &
 ticker=$!
 trap 'woken=1' USR1
 note "claim $SLURM_JOB_ID%n%s host $host${ips:+ $ips}"
+# The containers' own hosts file: the machine's and their host name.
+umask 022
+{
+	cat /etc/hosts
+	for ip in $ips; do echo "$ip	simple"; done
+} >run/hosts
+umask 077
+prepare
 
 woken=1 # commands may have come before this job started
 attend
@@ -399,6 +530,11 @@ for member in $crew; do
 done
 
 kill -HUP "$ticker" 2>/dev/null
+if [ -n "$scratch" ]; then
+	wipe "$scratch"
+	rmdir "$base" 2>/dev/null
+fi
+release
 note 'done' "$result"
 wait "$ticker"
 exit "$result"

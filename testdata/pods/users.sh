@@ -1,0 +1,575 @@
+#!/bin/sh
+# Kubernetes pod default/users
+# uid 6c2f1a52-0000-4000-8000-000000000007
+#
+# Written by knoc, which runs Kubernetes pods as Slurm jobs. This script is the
+# whole job: it runs the pod's containers with apptainer as the user who owns the
+# job, restarts them as the pod asks, and appends what happens to a journal that
+# knoc reads. It listens on nothing and needs nothing but this directory:
+#
+#   /home/user/.knoc/knoc-c1/6c2f1a52-0000-4000-8000-000000000007
+#
+# To stop it: scancel JOBID. The containers get TERM, and KILL 30 s later.
+#
+#SBATCH --ignore-pbs
+#SBATCH --job-name=knoc-6c2f1a52-0000-4000-8000-000000000007
+#SBATCH --comment=default/users
+#SBATCH --nodes=1
+#SBATCH --ntasks=1
+#SBATCH --partition=batch
+#SBATCH --cpus-per-task=1
+
+# Mechanism only: order, run, restart, signal, write down. What the facts mean is
+# decided by knoc. POSIX sh with the builtins of dash, bash and busybox; what
+# would start a process (cat, seq, ps, mkdir) is avoided, since every pod pays.
+
+# shellcheck disable=SC2016,SC2317 # text in quotes is the pod's; container_1 … are called by number
+
+dir='/home/user/.knoc/knoc-c1/6c2f1a52-0000-4000-8000-000000000007'
+uid='6c2f1a52-0000-4000-8000-000000000007'
+grace=30     # seconds from TERM to KILL
+backoff=10   # seconds before the first restart; doubles up to 300
+
+PATH=${PATH:-/usr/local/bin:/usr/bin:/bin}
+umask 077
+cd "$dir" || exit 1
+
+# A pod runs once, even when Slurm accepted it twice: the job that makes this
+# link is the one that runs. When ln fails the link itself is asked, because over
+# NFS a request that was sent again fails although the first one was served. A
+# job that is requeued finds its own id and goes on.
+if [ -z "$SLURM_JOB_ID" ]; then
+	echo "knoc: SLURM_JOB_ID is not set: this script runs in a Slurm job only" >&2
+	exit 1
+fi
+ln -s "$SLURM_JOB_ID" claim 2>/dev/null ||
+	[ "$(readlink claim)" = "$SLURM_JOB_ID" ] || exit 0
+
+# ---- The journal ----
+# One line a fact: seconds, a word, container names, numbers, addresses. After
+# each append, when the file is closed again, a marker with a name that was never
+# used before appears in ../changed: on a shared file system the names in a
+# directory are seen long before a file's new size is. Each writer (this shell
+# and one a container) counts for itself and removes its last marker, if knoc
+# has not.
+
+restart=${SLURM_RESTART_COUNT:-0}
+journal=journal.$restart
+writer=0 count=0 marker=''
+
+# note WORD ARGUMENT…: date writes the line itself: one process, and no command
+# substitution, in which bash loses traps. The second try is for scancel, which
+# sends TERM to every process of the job.
+note() {
+	date "+%s $*" >>"$journal" || date "+%s $*" >>"$journal"
+	count=$((count + 1))
+	last=$marker
+	marker=../changed/$uid.$restart-$writer.$count
+	true >"$marker"
+	if [ -n "$last" ] && [ -e "$last" ]; then rm -f "$last"; fi
+}
+
+# ---- Stopping and commands ----
+# knoc leaves cmd/<number>, one line "<verb> <container or -> <number>", and wakes
+# this shell with USR1; the ticker does so every 5 s, in case that got lost. TERM
+# is scancel's, or Slurm's own at a time limit or a preemption. The traps only
+# leave a flag that await looks at: a trap within a trap spoils exit statuses in
+# dash. A signal just before the wait counts at the next tick.
+
+woken='' term='' stopping='' failed=''
+handled=-1 deadline='' crew='' told=' ' shot=' '
+
+attend() {
+	while [ -n "$woken" ]; do
+		woken=''
+		if [ -n "$term" ]; then
+			term=''
+			stop "$grace"
+		fi
+		commands
+		[ -z "$stopping" ] || press
+	done
+}
+
+commands() {
+	for file in cmd/[0-9]*; do
+		seq=${file#cmd/}
+		case $seq in *[!0-9]*) continue ;; esac
+		[ "$seq" -gt "$handled" ] || continue
+		verb=''
+		{ read -r verb target number <"$file"; } 2>/dev/null
+		[ -n "$verb" ] || break # listed but not readable yet: the next tick
+		handled=$seq
+		case "$verb $target $number" in
+		'stop - '*[!0-9]* | 'stop - 0'?* | 'stop - ') ;; # not a number of seconds
+		'stop - '*)
+			stop "$number"
+			note ack "$seq"
+			;;
+		esac
+	done
+}
+
+# clock sets clock to hundredths of a second since boot: it costs no process and
+# nobody sets it back.
+clock() {
+	read -r clock rest </proc/uptime
+	clock=${clock%.*}${clock#*.}
+}
+
+# stop SECONDS: TERM to everything, KILL after SECONDS; nothing starts any more.
+# Later stops can only bring the KILL forward.
+stop() {
+	clock
+	at=$((clock + $1 * 100))
+	if [ -z "$stopping" ] || [ "$at" -lt "$deadline" ]; then
+		stopping=1 deadline=$at
+		echo "$1" >run/stop
+		note stopping "$1"
+		kill -USR1 "$ticker" 2>/dev/null # a tick every second from now on
+	fi
+}
+
+# press does what a stop asks for, at every tick until all is over, since a
+# container may be starting at this very moment.
+#
+# TERM goes to the runtime's process, which hands it to the container's first
+# program and ends with that program's exit code. KILL must not: it would leave
+# squashfuse behind. So it goes to the processes below the runtime, among them
+# the container's init, with which the kernel ends all others; the runtime then
+# cleans up and ends with 137. A runtime that is still there a tick later, or has
+# nothing below it, gets KILL itself.
+press() {
+	clock
+	for member in $crew; do kill -TERM "${member#*:}"; done # out of a back-off
+	for name in $names; do
+		pid=''
+		read -r pid <"run/$name"
+		[ -n "$pid" ] || continue # it is not running
+		case $told in *" $pid "*) ;; *) kill -TERM "$pid" && told="$told$pid " ;; esac
+		[ "$clock" -ge "$deadline" ] || continue
+		below "$pid"
+		case $shot in *" $pid "*) kin="$kin $pid" ;; esac
+		# shellcheck disable=SC2086
+		kill -KILL ${kin:-"$pid"}
+		shot="$shot$pid "
+	done
+} 2>/dev/null
+
+# below PID: sets kin to the processes below PID.
+below() {
+	kin=''
+	todo=$1
+	while [ -n "$todo" ]; do
+		next=''
+		for pid in $todo; do
+			for file in /proc/"$pid"/task/*/children; do
+				more=''
+				if [ -r "$file" ]; then
+					read -r more <"$file"
+				elif [ -d "/proc/$pid" ]; then # a kernel without CONFIG_PROC_CHILDREN
+					more=$(pgrep -P "$pid" | tr '\n' ' ')
+				fi
+				next="$next${more:+ $more}"
+			done
+		done
+		kin=$kin$next
+		todo=$next
+	done
+	pid=$1
+}
+
+# A sleep is ended by KILL: other signals get lost in a process that was just
+# started and still has this shell's traps.
+ticker() {
+	trap '' TERM
+	trap 'quit=1 cut=1; kill -KILL "$nap"' HUP
+	trap 'period=1 cut=1; kill -KILL "$nap"' USR1
+	period=5 nap='' cut='' quit=''
+	while [ -z "$quit" ]; do
+		sleep "$period" &
+		nap=$!
+		[ -z "$cut" ] || kill -KILL "$nap" # the trap knew the last one
+		cut=''
+		wait "$nap"
+		kill -USR1 $$ || break # $$ is the main shell here too
+	done
+}
+
+# await NAME:PID: waits for a supervisor and sets rc to its result, 0 or 1. That
+# comes from a file, since what wait says of a child after a signal differs from
+# shell to shell. One that is gone without a result was killed.
+await() {
+	while :; do
+		attend
+		alive=''
+		kill -0 "${1#*:}" 2>/dev/null && alive=1
+		read -r rc <"run/${1%:*}.end" && return
+		rc=1
+		[ -n "$alive" ] || return
+		wait "${1#*:}"
+	done
+}
+
+# ---- Containers ----
+
+# supervise NUMBER NAME POLICY: one container from its first start to its last
+# end; runs in a shell of its own. It waits for the container in the foreground:
+# the exit status is then the container's own beyond doubt, and TERM waits too.
+supervise() {
+	writer=$1 count=0 marker='' nap='' ended=''
+	trap : USR1
+	trap 'ended=1; [ -z "$nap" ] || kill -KILL "$nap" 2>/dev/null' TERM
+	attempt=0 delay=$backoff rc=1
+	if [ "$restart" != 0 ]; then # attempts count on when Slurm runs the job again
+		while [ -e "log/$2.$attempt" ]; do attempt=$((attempt + 1)); done
+	fi
+	while [ ! -s run/stop ]; do
+		true >>"log/$2.$attempt"
+		note start "$2" "$attempt"
+		clock
+		began=$clock
+		(contain "$1" "$2") </dev/null >>"log/$2.$attempt" 2>&1
+		rc=$?
+		true >"run/$2"
+		note exit "$2" "$attempt" "$rc"
+		if [ -n "$ended" ] || [ -s run/stop ]; then break; fi
+		case $3,$rc in Never,* | OnFailure,0) break ;; esac
+		clock
+		[ $((clock - began)) -lt 60000 ] || delay=$backoff # it ran 10 minutes
+		note backoff "$2" "$attempt" "$delay"
+		sleep "$delay" &
+		nap=$!
+		wait "$nap"
+		nap=''
+		attempt=$((attempt + 1)) delay=$((delay * 2))
+		[ "$delay" -le 300 ] || delay=300
+	done
+	[ "$rc" -eq 0 ] || rc=1
+	echo "$rc" >"run/$2.end"
+	exit 0
+}
+
+# contain NUMBER NAME: becomes the container; in a subshell, its output is the
+# log. run/NAME holds the process id while the container runs and is empty
+# otherwise; one write is enough, for the readers are on this machine. Either
+# stop sees that number and sends TERM, or run/stop is seen here. The
+# environment comes from a file, so that no value of it is in this script, which
+# Slurm keeps a copy of, or on a command line, which everybody can read.
+contain() {
+	read -r pid rest </proc/self/stat # this subshell's own, which $$ is not
+	echo "$pid" >"run/$2"
+	[ ! -s run/stop ] || exit 143
+	# shellcheck source=/dev/null
+	. "./env/$2" || exit 125
+	"container_$1"
+}
+
+# fetch KEY PROGRAM ARGUMENT…: brings an image into the runtime's cache, unless
+# this directory knows it to be there. Apptainer spoils that cache when two jobs
+# fill it at once ("conveyor failed to get: unexpected end of JSON input"), so
+# only the holder of ../images/lock fills it; what the pull leaves in the lock is
+# a copy. A lock that a killed job left is broken after 15 minutes.
+fetch() {
+	[ ! -e "../images/$1" ] || return 0
+	image=../images/$1
+	shift
+	lock='' pull=''
+	trap '[ -z "$pull" ] || kill "$pull"; [ -z "$lock" ] || rm -rf "$lock"; exit 143' TERM
+	mkdir -p ../images
+	tries=0
+	until mkdir ../images/lock 2>/dev/null; do
+		if [ -e "$image" ]; then
+			trap - TERM
+			return 0
+		fi
+		tries=$((tries + 1))
+		if [ "$tries" -ge 900 ]; then
+			rm -rf ../images/lock
+			tries=0
+		fi
+		sleep 1
+	done
+	lock=../images/lock
+	rc=0
+	if [ ! -e "$image" ]; then
+		"$@" &
+		pull=$!
+		wait "$pull"
+		rc=$?
+		[ "$rc" -ne 0 ] || true >"$image"
+	fi
+	rm -rf "$lock"
+	trap - TERM
+	return "$rc"
+}
+# ---- Scratch on this node ----
+# What containers write outside of their volumes, and the volumes of a pod
+# with user ids of its own, lies in a directory of this machine that nobody
+# else can enter. It goes with the pod. A job that was killed leaves it behind, for
+# the next pod here to remove: its name says which process it belongs to.
+
+scratch='' holder=''
+
+# born PID: sets start to when the process started; empty: there is none.
+born() {
+	start=''
+	{ read -r line <"/proc/$1/stat"; } 2>/dev/null || return 0
+	# shellcheck disable=SC2086 # numbers, after the program's name
+	set -- ${line##*) }
+	start=${20}
+}
+
+# wipe DIRECTORY…: removes them, whatever modes the containers gave to what is in
+# them, and whoever of the pod's users it belongs to.
+wipe() {
+	rm -rf "$@" 2>/dev/null && return
+	[ -z "$holder" ] || nsenter -U -t "$holder" -- rm -rf "$@" 2>/dev/null && return
+	chmod -R u+rwx "$@" 2>/dev/null
+	rm -rf "$@" 2>/dev/null
+}
+
+# prepare: makes the directory, and removes those of jobs that are no more.
+prepare() {
+	while read -r key me rest; do
+		case $key in Uid:) break ;; esac
+	done </proc/self/status
+	base=/tmp
+	case $TMPDIR in *[!A-Za-z0-9._/@+~=-]*) ;; /*) base=$TMPDIR ;; esac
+	base=$base/knoc-$me
+	[ -d "$base" ] || mkdir "$base" 2>/dev/null
+	# Anybody can make that name in /tmp before.
+	# shellcheck disable=SC3067 # -O: dash, bash and busybox have it
+	if ! { [ -d "$base" ] && [ ! -L "$base" ] && [ -O "$base" ]; }; then
+		base=$(mktemp -d "$base.XXXXXX") || return
+	fi
+	born $$
+	scratch=$base/$SLURM_JOB_ID.$$.$start
+	mkdir -p "$scratch/root" || return
+	for old in "$base"/*.*.*; do
+		pid=${old%.*}
+		pid=${pid##*.}
+		case $pid in '' | *[!0-9]*) continue ;; esac
+		born "$pid"
+		[ "$start" = "${old##*.}" ] || wreck "$old"
+	done
+}
+
+# wreck DIRECTORY: removes what a killed job left. It may belong to users that
+# need this user's subordinate ids to be removed.
+wreck() {
+	wipe "$1"
+	[ -d "$1" ] || return
+	take_ids '' ''
+	[ -z "$holder" ] || nsenter -U -t "$holder" -- rm -rf "$1"
+	release
+}
+
+# take_ids: starts the process that holds a user namespace in which this user is
+# root and the subordinate ids are the other users; sets holder to it. If the
+# machine cannot, why says what is missing. It is what apptainer --fakeroot does,
+# for all containers of a pod in common. $1 and $2: user and group ids beyond the
+# number of subordinate ids; each one takes the place of one at the end.
+# shellcheck disable=SC2034 # why: not every pod asks
+take_ids() {
+	[ -z "$holder" ] || return 0
+	why=tools
+	if ! { command -v newuidmap && command -v newgidmap && command -v nsenter; } >/dev/null; then return; fi
+	name=$(id -un)
+	why=subuid
+	range /etc/subuid "$1" || return 0
+	uids=$map
+	range /etc/subgid "$2" || return 0
+	why=namespace
+	# A sleep without this shell's traps, which no signal to the whole job ends.
+	(
+		trap '' TERM HUP INT USR1 USR2
+		exec unshare -U sleep 2147483647
+	) </dev/null >/dev/null 2>&1 &
+	holder=$!
+	# shellcheck disable=SC3013 # -ef: dash, bash and busybox have it
+	while [ "/proc/$holder/ns/user" -ef /proc/self/ns/user ]; do :; done
+	# shellcheck disable=SC2046,SC2086 # words are wanted
+	if newuidmap "$holder" 0 "$me" 1 $uids && newgidmap "$holder" 0 $(id -g) 1 $map; then
+		why=''
+	else
+		release
+	fi
+} 2>/dev/null
+
+release() {
+	[ -z "$holder" ] || kill -KILL "$holder"
+	holder=''
+} 2>/dev/null
+
+# range FILE IDS: sets map to newuidmap's words for the user's range in the file.
+range() {
+	first='' total=0
+	while IFS=: read -r key from many; do
+		case $key in "$name" | "$me") first=$from total=$many && break ;; esac
+	done <"$1"
+	case $first$total in '' | *[!0-9]*) return 1 ;; esac
+	map=''
+	for id in $2; do
+		if [ "$id" -gt "$total" ]; then
+			total=$((total - 1))
+			map="$map $id $((first + total)) 1"
+		fi
+	done
+	[ "$total" -gt 0 ] || return 1
+	map="1 $first $total$map"
+}
+
+# fresh NAME: an empty root for the next run of the container.
+fresh() {
+	chmod 666 "log/$1.$attempt" # its user may open /dev/stdout again
+	[ "$attempt" -gt 0 ] || return 0
+	wipe "$scratch/$1"
+	mkdir "$scratch/$1"
+}
+
+app() { # NUMBER NAME
+	[ -z "$stopping$failed" ] || return
+	supervise "$1" "$2" Never &
+	crew="$crew $2:$!"
+}
+
+container_1() { # main
+	fresh main
+	fetch 42aff065464a3654aaf9e5e623f5c5b3 'apptainer' --quiet pull ../images/lock/image 'docker://busybox' || exit
+	exec ${holder:+nsenter -U -t "$holder" --} ${holder:+setpriv --no-new-privs} 'apptainer' --silent exec \
+		--containall --no-eval --no-umask --hostname 'web-0' \
+		--no-mount tmp,home --pwd '/' \
+		${holder:+--home /none:/ --security uid:1234 --security gid:5678:77:88:1000620000} \
+		--mount 'type=bind,source='"$scratch/.vol/"'data,destination=/data' \
+		--mount 'type=bind,source='"$scratch/.vol/"'settings,destination=/settings,ro' \
+		--mount 'type=bind,source=/home/user/.knoc/knoc-c1/6c2f1a52-0000-4000-8000-000000000007/run/hosts,destination=/etc/hosts' \
+		'docker://busybox' 'id'
+}
+
+container_2() { # root
+	fresh root
+	fetch 42aff065464a3654aaf9e5e623f5c5b3 'apptainer' --quiet pull ../images/lock/image 'docker://busybox' || exit
+	exec ${holder:+nsenter -U -t "$holder" --} 'apptainer' --silent exec \
+		--containall --no-eval --no-umask --hostname 'web-0' \
+		--no-mount tmp --overlay "$scratch/root" --pwd '/' \
+		${holder:+--security gid:0:77:88:1000620000 --add-caps all --drop-caps CAP_NET_RAW} \
+		--mount 'type=bind,source=/home/user/.knoc/knoc-c1/6c2f1a52-0000-4000-8000-000000000007/run/hosts,destination=/etc/hosts' \
+		'docker://busybox' 'id'
+}
+
+names='main root'
+
+# ---- Where it runs ----
+
+# reachable WORD…: sets ips to the first IPv4 and the first IPv6 address among
+# the words that another machine can reach (the API allows one of each kind).
+reachable() {
+	v4='' v6=''
+	for ip; do
+		case $ip in
+		127.* | ::1 | [Ff][Ee]80:* | *[!0-9A-Fa-f.:]*) ;;
+		*:*) v6=${v6:-$ip} ;;
+		*[!0-9.]*) ;;
+		*.*.*.*) v4=${v4:-$ip} ;;
+		esac
+	done
+	ips=$v4${v6:+ $v6}
+	ips=${ips# }
+}
+
+if ! { [ -d log ] && [ -d run ] && [ -d cmd ]; }; then mkdir -p log run cmd; fi
+true >run/stop # a requeued job finds what its first run left
+for name in $names; do
+	true >"run/$name"
+	true >"run/$name.end"
+done
+
+host=''
+read -r host </proc/sys/kernel/hostname
+case $host in '' | *[!A-Za-z0-9._-]*) host=unknown ;; esac
+# shellcheck disable=SC2046 # words are wanted
+{
+	reachable $(hostname -I 2>/dev/null)
+	[ -n "$ips" ] || reachable $(hostname -i 2>/dev/null)
+	[ -n "$ips" ] || reachable $(getent ahosts "$host" 2>/dev/null)
+}
+
+# What env/<container> may refer to.
+KNOC_POD_IP=${ips%% *}
+KNOC_POD_IPS=${ips%% *}${v4:+${v6:+,$v6}}
+# shellcheck disable=SC2034
+KNOC_HOST_IP=$KNOC_POD_IP KNOC_HOST_IPS=$KNOC_POD_IPS
+
+# What the runtime would take from the environment of the job is not the pod's.
+set -f
+IFS='
+'
+for line in $(export -p); do
+	line=${line#export }
+	line=${line#declare -x } # bash without its POSIX mode
+	line=${line%%=*}
+	case $line in
+	*[!A-Za-z0-9_]*) ;;
+	APPTAINER_CACHEDIR | APPTAINER_TMPDIR | SINGULARITY_CACHEDIR | SINGULARITY_TMPDIR) ;;
+	APPTAINER* | SINGULARITY*) unset "$line" ;;
+	esac
+done
+set +f
+unset IFS
+
+# ---- The pod ----
+
+trap 'woken=1 term=1' TERM
+trap '' USR1 # until the ticker has its own trap, it would be killed
+ticker </dev/null >/dev/null 2>&1 &
+ticker=$!
+trap 'woken=1' USR1
+note "claim $SLURM_JOB_ID%n%s host $host${ips:+ $ips}"
+# The containers' own hosts file: the machine's and their host name.
+umask 022
+{
+	cat /etc/hosts
+	for ip in $ips; do echo "$ip	web-0.db.default.svc.cluster.local	web-0"; done
+	printf '%s\n' ''
+	printf '%s\n' '# Entries added by HostAliases.'
+	printf '%s\n' '192.0.2.1	one.example	one'
+} >run/hosts
+umask 077
+prepare
+
+# The pod's users.
+take_ids '' '1000620000'
+if [ -n "$why" ]; then
+	note noids "$why"
+	failed=1 # nothing starts
+fi
+cp -RP vol "$scratch/.vol"
+# shellcheck disable=SC2016
+${holder:+nsenter -U -t "$holder" --} sh -c '
+	cd "$1/.vol" && find . -type d -exec chmod 755 {} +
+	chgrp -R -h 77 . && chmod -R g+rX . && find . -type d -exec chmod g+s {} +
+	chmod a+rwx data
+' sh "$scratch" 2>/dev/null
+
+woken=1 # commands may have come before this job started
+attend
+app 1 'main'
+app 2 'root'
+
+result=0
+[ -n "$crew" ] || result=1
+for member in $crew; do
+	await "$member"
+	[ "$rc" -eq 0 ] || result=1
+done
+
+kill -HUP "$ticker" 2>/dev/null
+if [ -n "$scratch" ]; then
+	wipe "$scratch"
+	rmdir "$base" 2>/dev/null
+fi
+release
+note 'done' "$result"
+wait "$ticker"
+exit "$result"
