@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"path"
 	"regexp"
+	"slices"
+	"strconv"
 	"strings"
 
 	v1 "k8s.io/api/core/v1"
@@ -44,7 +46,6 @@ type podScript struct {
 	Options              []string
 	Grace                int64
 	Backoff              int
-	InitPolicy, Policy   v1.RestartPolicy
 	Init, Containers     []scriptContainer
 	scratchData
 }
@@ -59,7 +60,27 @@ type scriptContainer struct {
 	Enter  []word // how run/enter becomes the container's user (enterAs)
 	User   word
 	Pull   []word // brings the image into the runtime's cache; nil for a file
+	// Policy says whether the container runs again: the container's own, or what
+	// the pod's means for it.
+	Policy  string
+	Rules   []exitRule // when it runs again whatever the policy
+	Sidecar bool
+	// Post and Pre are the hooks as one simple command each; nil: none. $1 of Pre
+	// is how many seconds it may take.
+	Post, Pre []word
+	Probed    bool // run/probe is to run beside it
+	Startup   bool // run/probe says when it has started
 }
+
+// exitRule is one of a container's restartPolicyRules: it asks for a restart
+// after the exit codes of a shell's pattern, or after all others.
+type exitRule struct {
+	In    bool
+	Codes string
+}
+
+// Follow says whether something is to be done beside the running container.
+func (c scriptContainer) Follow() bool { return c.Post != nil || c.Probed }
 
 // plainText matches what may stand in a script outside of quotes. It has no
 // character that means anything to a shell, and no newline, which would end a
@@ -85,28 +106,21 @@ func newPodScript(pod *v1.Pod, cfg scriptConfig) (*podScript, error) {
 		Options:     cfg.Options,
 		Grace:       max(0, gracePeriod(pod)),
 		Backoff:     cfg.BackoffSeconds,
-		InitPolicy:  v1.RestartPolicyOnFailure,
-		Policy:      pod.Spec.RestartPolicy,
 	}
 	s.scratchData = scratchOf(pod, cfg)
 	if s.Backoff == 0 {
 		s.Backoff = 10
-	}
-	if s.Policy == "" {
-		s.Policy = v1.RestartPolicyAlways // the API's default
-	}
-	if s.Policy == v1.RestartPolicyNever {
-		s.InitPolicy = v1.RestartPolicyNever
 	}
 	if !strings.HasPrefix(cfg.Dir, "/") {
 		return nil, fmt.Errorf("the pod's directory %q is not an absolute path", cfg.Dir)
 	}
 	plain := map[string]string{
 		"namespace": s.Namespace, "name": s.Name, "uid": s.UID, "directory": s.Dir,
-		"runtime": cfg.Runtime, "restart policy": string(s.Policy),
+		"runtime": cfg.Runtime,
 	}
-	for _, c := range allContainers(pod) {
+	for i, c := range allContainers(pod) {
 		plain["container name "+c.Name] = c.Name
+		plain["restart policy of container "+c.Name] = policyOf(pod, c, i < len(pod.Spec.InitContainers))
 	}
 	if s.HostName != "" {
 		plain["host name"] = s.HostName
@@ -130,9 +144,15 @@ func newPodScript(pod *v1.Pod, cfg scriptConfig) (*podScript, error) {
 		if err != nil {
 			return nil, err
 		}
-		sc := scriptContainer{Number: i + 1, Name: c.Name, Argv: argv, Pull: pull, Fresh: s.Mapped || s.has(c.Name)}
+		init := i < len(pod.Spec.InitContainers)
+		sc := scriptContainer{
+			Number: i + 1, Name: c.Name, Argv: argv, Pull: pull, Fresh: s.Mapped || s.has(c.Name),
+			Policy: policyOf(pod, c, init), Rules: exitRules(c, init), Sidecar: init && isSidecar(c),
+			Startup: c.StartupProbe != nil,
+			Probed:  c.StartupProbe != nil || c.ReadinessProbe != nil || c.LivenessProbe != nil,
+		}
 		sc.Enter, sc.User = enterAs(pod, c)
-		if i < len(pod.Spec.InitContainers) {
+		if init {
 			s.Init = append(s.Init, sc)
 		} else {
 			s.Containers = append(s.Containers, sc)
@@ -141,9 +161,108 @@ func newPodScript(pod *v1.Pod, cfg scriptConfig) (*podScript, error) {
 	return s, nil
 }
 
+// policyOf is the restart policy of one container: its own before the pod's. An
+// init container that ends well has done its work, whatever the policy.
+func policyOf(pod *v1.Pod, c *v1.Container, init bool) string {
+	policy := string(pod.Spec.RestartPolicy)
+	switch {
+	case c.RestartPolicy != nil:
+		return string(*c.RestartPolicy)
+	case policy == "", policy == string(v1.RestartPolicyAlways):
+		if init {
+			return string(v1.RestartPolicyOnFailure)
+		}
+		return string(v1.RestartPolicyAlways) // the API's default
+	}
+	return policy
+}
+
+// exitRules are a container's restartPolicyRules, whose one action is Restart
+// (see fieldRules). Nothing makes an init container that ended well run again.
+func exitRules(c *v1.Container, init bool) []exitRule {
+	var rules []exitRule
+	for i := range c.RestartPolicyRules {
+		on := c.RestartPolicyRules[i].ExitCodes
+		if on == nil {
+			continue
+		}
+		in := on.Operator == v1.ContainerRestartRuleOnExitCodesOpIn
+		var codes []string
+		for _, v := range on.Values {
+			if in && v == 0 && init {
+				continue
+			}
+			codes = append(codes, strconv.Itoa(int(v)))
+		}
+		if !in && init {
+			codes = append(codes, "0")
+		}
+		if len(codes) == 0 {
+			codes = []string{"''"} // no code
+		}
+		rules = append(rules, exitRule{in, strings.Join(codes, " | ")})
+	}
+	return rules
+}
+
 // All are the containers in the order of their numbers.
 func (s *podScript) All() []scriptContainer {
-	return append(append([]scriptContainer(nil), s.Init...), s.Containers...)
+	return slices.Concat(s.Init, s.Containers)
+}
+
+// Reverse are the containers, the last one first.
+func (s *podScript) Reverse() []scriptContainer {
+	all := s.All()
+	slices.Reverse(all)
+	return all
+}
+
+// The script has only the parts that its containers need.
+
+// Pulls says whether any image may have to be brought.
+func (s *podScript) Pulls() bool {
+	return slices.ContainsFunc(s.All(), func(c scriptContainer) bool { return c.Pull != nil })
+}
+
+// Rules says whether any container has restart rules.
+func (s *podScript) Rules() bool {
+	return slices.ContainsFunc(s.All(), func(c scriptContainer) bool { return c.Rules != nil })
+}
+
+// Followed says whether any container has a postStart hook or probes.
+func (s *podScript) Followed() bool { return slices.ContainsFunc(s.All(), scriptContainer.Follow) }
+
+// Posts says whether any container has a postStart hook.
+func (s *podScript) Posts() bool {
+	return slices.ContainsFunc(s.All(), func(c scriptContainer) bool { return c.Post != nil })
+}
+
+// Settle says whether some container starts only when another one has come far
+// enough.
+func (s *podScript) Settle() bool { return s.Sidecars() != "" || s.Posts() }
+
+// Sidecars are the names of the sidecars, each between blanks; "" for none.
+func (s *podScript) Sidecars() string {
+	return names(s.All(), func(c scriptContainer) bool { return c.Sidecar })
+}
+
+// PreStops are the names of the containers with a preStop hook.
+func (s *podScript) PreStops() string {
+	return names(s.All(), func(c scriptContainer) bool { return c.Pre != nil })
+}
+
+// names are those of some containers, as a list for the shell's case; "" for none.
+func names(all []scriptContainer, which func(scriptContainer) bool) string {
+	list := ""
+	for _, c := range all {
+		if which(c) {
+			list += " " + c.Name
+		}
+	}
+	if list != "" {
+		list += " "
+	}
+	return list
 }
 
 // render is the text of pod.sh.

@@ -170,7 +170,7 @@ func TestPodScriptStop(t *testing.T) {
 		{"scancel", []v1.Container{shContainer("a", untilTerm)}, func(w *scriptRun) {
 			w.awaitLog("a.0", "up")
 			w.signal(syscall.SIGTERM)
-		}, []string{"start a 0", "stopping 30", "exit a 0 4", "done 1"}, 5 * time.Second},
+		}, []string{"start a 0", "stopping 30", "kill a 0 stop 30", "exit a 0 4", "done 1"}, 5 * time.Second},
 		{"scancel to every process", []v1.Container{shContainer("a", untilTerm)}, func(w *scriptRun) {
 			w.awaitLog("a.0", "up")
 			syscall.Kill(-w.cmd.Process.Pid, syscall.SIGTERM)
@@ -179,29 +179,29 @@ func TestPodScriptStop(t *testing.T) {
 			w.awaitLog("a.0", "up")
 			w.command(1, "stop - 20")
 			w.signal(syscall.SIGUSR1)
-		}, []string{"start a 0", "stopping 20", "ack 0000000001", "exit a 0 4", "done 1"}, 5 * time.Second},
+		}, []string{"start a 0", "stopping 20", "ack 0000000001", "kill a 0 stop 20", "exit a 0 4", "done 1"}, 5 * time.Second},
 		{"command without wake-up", []v1.Container{shContainer("a", untilTerm)}, func(w *scriptRun) {
 			w.awaitLog("a.0", "up")
 			w.command(1, "stop - 20")
-		}, []string{"start a 0", "stopping 20", "ack 0000000001", "exit a 0 4", "done 1"}, 9 * time.Second},
+		}, []string{"start a 0", "stopping 20", "ack 0000000001", "kill a 0 stop 20", "exit a 0 4", "done 1"}, 9 * time.Second},
 		{"kill after the grace period", []v1.Container{shContainer("a", `trap '' TERM; sh -c "`+ignoreAll+`"; exit $?`)}, func(w *scriptRun) {
 			w.awaitLog("a.0", "up")
 			w.command(1, "stop - 1")
 			w.signal(syscall.SIGUSR1)
-		}, []string{"start a 0", "stopping 1", "ack 0000000001", "exit a 0 137", "done 1"}, 6 * time.Second},
-		{"kill at once", []v1.Container{shContainer("a", ignoreAll)}, func(w *scriptRun) {
+		}, []string{"start a 0", "stopping 1", "ack 0000000001", "kill a 0 stop 1", "exit a 0 137", "done 1"}, 6 * time.Second},
+		{"no grace period but the two seconds that TERM always has", []v1.Container{shContainer("a", ignoreAll)}, func(w *scriptRun) {
 			w.awaitLog("a.0", "up")
 			w.command(1, "stop - 0")
 			w.signal(syscall.SIGUSR1)
-		}, []string{"start a 0", "stopping 0", "ack 0000000001", "exit a 0 137", "done 1"}, 4 * time.Second},
+		}, []string{"start a 0", "stopping 0", "ack 0000000001", "kill a 0 stop 0", "exit a 0 137", "done 1"}, 5 * time.Second},
 		{"shorter then longer", []v1.Container{shContainer("a", ignoreAll)}, func(w *scriptRun) {
 			w.awaitLog("a.0", "up")
 			w.signal(syscall.SIGTERM)
-			w.await("stopping 30")
+			w.await("kill a 0 stop 30")
 			w.command(3, "stop - 1")
 			w.command(4, "stop - 50")
 			w.signal(syscall.SIGUSR1)
-		}, []string{"start a 0", "stopping 30", "stopping 1", "ack 0000000003", "ack 0000000004", "exit a 0 137", "done 1"}, 6 * time.Second},
+		}, []string{"start a 0", "stopping 30", "kill a 0 stop 30", "stopping 1", "ack 0000000003", "ack 0000000004", "exit a 0 137", "done 1"}, 6 * time.Second},
 		{"each command once", []v1.Container{shContainer("a", untilTerm)}, func(w *scriptRun) {
 			w.awaitLog("a.0", "up")
 			w.command(8, "dance - 1")
@@ -216,11 +216,11 @@ func TestPodScriptStop(t *testing.T) {
 				w.signal(syscall.SIGUSR1)
 				time.Sleep(time.Millisecond)
 			}
-		}, []string{"start a 0", "stopping 20", "ack 0000000010", "exit a 0 4", "done 1"}, 6 * time.Second},
+		}, []string{"start a 0", "stopping 20", "ack 0000000010", "kill a 0 stop 20", "exit a 0 4", "done 1"}, 6 * time.Second},
 		{"in the init phase", []v1.Container{shContainer("i1", untilTerm), shContainer("i2", ":"), shContainer("a", ":")}, func(w *scriptRun) {
 			w.awaitLog("i1.0", "up")
 			w.signal(syscall.SIGTERM)
-		}, []string{"start i1 0", "stopping 30", "exit i1 0 4", "done 1"}, 5 * time.Second},
+		}, []string{"start i1 0", "stopping 30", "kill i1 0 stop 30", "exit i1 0 4", "done 1"}, 5 * time.Second},
 		{"in a back-off", []v1.Container{shContainer("a", "exit 0")}, func(w *scriptRun) {
 			w.await("backoff a 1 2")
 			w.signal(syscall.SIGTERM)
@@ -268,16 +268,20 @@ func TestPodScriptStopBeforeStart(t *testing.T) {
 	})
 }
 
-// Images come into the runtime's cache one at a time, and each one once.
+// Images come into the runtime's cache one at a time, and each one once; a
+// container starts when its image is there.
 func TestPodScriptFetch(t *testing.T) {
 	t.Parallel()
+	image := func(c v1.Container, image string) v1.Container {
+		c.Image = image
+		return c
+	}
 	eachShell(t, func(t *testing.T, shell []string) {
 		b := newBase(t)
 		var pods []*scriptRun
 		for _, uid := range []string{"u1", "u2"} {
-			pod := scriptPod(v1.RestartPolicyNever, shContainer("a", ":"), shContainer("b", ":"), shContainer("c", ":"))
+			pod := scriptPod(v1.RestartPolicyNever, image(shContainer("a", ":"), "r/one"), image(shContainer("b", ":"), "r/one"), image(shContainer("c", ":"), "r/other"), shContainer("d", ":"))
 			pod.UID = types.UID(uid)
-			pod.Spec.Containers[2].Image = "r/other"
 			w := stageScript(t, b, pod, nil)
 			w.start(shell, "7")
 			pods = append(pods, w)
@@ -289,34 +293,81 @@ func TestPodScriptFetch(t *testing.T) {
 			if log := w.read("log/a.0") + w.read("log/b.0") + w.read("log/c.0"); log != "" {
 				t.Errorf("logs: %s", log)
 			}
+			facts := w.facts("journal.0")
+			for _, c := range []string{"a", "b", "c"} {
+				var order []string
+				for _, f := range facts {
+					if words := strings.Fields(f); len(words) > 1 && words[1] == c {
+						order = append(order, words[0])
+					}
+				}
+				// b may find that a's pull was enough.
+				if got := strings.Join(order, " "); got != "pull pulled start exit" && (c == "c" || got != "start exit") {
+					t.Errorf("container %s: %s", c, got)
+				}
+			}
+			if slices.Contains(facts, "pull d") {
+				t.Errorf("an image of the cache was pulled: %q", facts)
+			}
 		}
 		pulls := strings.Fields(pods[0].read("../pulls"))
 		slices.Sort(pulls)
-		if diff := cmp.Diff([]string{"docker://busybox", "docker://r/other"}, pulls); diff != "" {
+		if diff := cmp.Diff([]string{"docker://r/one", "docker://r/other"}, pulls); diff != "" {
 			t.Errorf("pulls (-want +got):\n%s", diff)
 		}
+	})
+}
+
+// A pull that fails is tried again for a while; a stop ends it.
+func TestPodScriptFetchFails(t *testing.T) {
+	t.Parallel()
+	run := func(t *testing.T, shell []string, image string) *scriptRun {
 		pod := scriptPod(v1.RestartPolicyNever, shContainer("a", ":"), shContainer("b", ":"))
-		pod.Spec.Containers[0].Image = "r/missing"
-		w := stageScript(t, b, pod, nil)
+		pod.Spec.Containers[0].Image = image
+		w := stageScript(t, newBase(t), pod, nil)
 		w.start(shell, "7")
-		w.end()
-		if got := w.facts("journal.0"); !slices.Contains(got, "exit a 0 255") || !slices.Contains(got, "exit b 0 0") || w.read("log/a.0") != "no such image\n" {
-			t.Errorf("journal %q, log %q of an image that is not there", got, w.read("log/a.0"))
-		}
-		// A stop ends a pull and leaves no lock.
-		pod = scriptPod(v1.RestartPolicyNever, shContainer("a", ":"))
-		pod.UID, pod.Spec.Containers[0].Image = "u3", "r/slow"
-		w = stageScript(t, b, pod, nil)
-		w.start(shell, "7")
-		w.awaitLog("a.0", "pulling")
-		w.signal(syscall.SIGTERM)
-		w.end()
-		if diff := cmp.Diff([]string{"start a 0", "stopping 30", "exit a 0 143", "done 1"}, w.facts("journal.0")); diff != "" {
-			t.Errorf("journal (-want +got):\n%s", diff)
-		}
-		if _, err := os.Lstat(filepath.Join(b.dir, "images/lock")); err == nil {
-			t.Error("the lock was left behind")
-		}
+		return w
+	}
+	eachShell(t, func(t *testing.T, shell []string) {
+		t.Run("missing", func(t *testing.T) {
+			t.Parallel()
+			w := run(t, shell, "r/missing")
+			w.end()
+			var got []string
+			for _, f := range w.facts("journal.0") {
+				if strings.Contains(f, " a") {
+					got = append(got, f)
+				}
+			}
+			want := slices.Concat(slices.Repeat([]string{"pull a", "pullfailed a 255"}, 4), []string{"exit a 0 255"})
+			if diff := cmp.Diff(want, got); diff != "" || w.read("msg/a.pull") != "no such image\n" || w.read("log/a.0") != "" {
+				t.Errorf("text %q, log %q, journal (-want +got):\n%s", w.read("msg/a.pull"), w.read("log/a.0"), diff)
+			}
+			if got := w.facts("journal.0"); !slices.Contains(got, "exit b 0 0") {
+				t.Errorf("journal %q", got)
+			}
+		})
+		t.Run("flaky", func(t *testing.T) {
+			t.Parallel()
+			w := run(t, shell, "r/flaky")
+			if code := w.end(); code != 0 || !slices.Contains(w.facts("journal.0"), "exit a 0 0") {
+				t.Errorf("exit code %d: %s", code, w.read("journal.0"))
+			}
+		})
+		t.Run("stopped", func(t *testing.T) { // leaves no lock
+			t.Parallel()
+			w := run(t, shell, "r/slow")
+			w.await("exit b 0 0")
+			w.until("pulling", func() bool { return w.read("msg/a.pull") == "pulling\n" })
+			w.signal(syscall.SIGTERM)
+			w.end()
+			if got := w.facts("journal.0"); !slices.Contains(got, "stopping 30") || got[len(got)-1] != "done 1" || slices.Contains(got, "start a 0") {
+				t.Errorf("journal: %q", got)
+			}
+			if _, err := os.Lstat(filepath.Join(w.base.dir, "images/lock")); err == nil {
+				t.Error("the lock was left behind")
+			}
+		})
 	})
 }
 

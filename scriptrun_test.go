@@ -66,7 +66,11 @@ action=$2
 shift 2
 if [ "$action" = pull ]; then
 	for image; do :; done
-	case $image in */missing) echo "no such image" >&2; exit 255 ;; */slow) echo pulling; exec sleep 100 ;; esac
+	case $image in
+	*/missing) echo "no such image" >&2; exit 255 ;;
+	*/flaky) [ -e ../tried ] || { : >../tried; exit 255; } ;;
+	*/slow) echo pulling; exec sleep 100 ;;
+	esac
 	[ "$(ls ../images/lock)" = "" ] || echo "two pulls at once"
 	echo "$image" >>../pulls
 	: >../images/lock/image
@@ -91,17 +95,25 @@ run) echo "run $image $*" ;;
 esac
 `
 
-// base is a pods' directory on a cluster that is this machine.
+// base is a pods' directory on a cluster that is this machine. The runtime there
+// has the image busybox in its cache, which shContainer asks for.
 type base struct{ dir, bin string }
 
 func newBase(t *testing.T) base {
 	t.Helper()
 	b := base{dir: t.TempDir()}
 	b.bin = filepath.Join(b.dir, "bin")
-	for _, d := range []string{"bin", "changed"} {
+	for _, d := range []string{"bin", "changed", "images"} {
 		if err := os.Mkdir(filepath.Join(b.dir, d), 0o700); err != nil {
 			t.Fatal(err)
 		}
+	}
+	pull, err := pullArgv(&v1.Container{Image: "busybox"}, scriptConfig{Runtime: "apptainer"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(b.dir, "images", string(pull[0])), nil, 0o600); err != nil {
+		t.Fatal(err)
 	}
 	if err := os.WriteFile(filepath.Join(b.bin, "apptainer"), []byte(stubRuntime), 0o700); err != nil {
 		t.Fatal(err)
@@ -143,7 +155,7 @@ type scriptRun struct {
 func stageScript(t *testing.T, b base, pod *v1.Pod, env map[string][]envVar) *scriptRun {
 	t.Helper()
 	w := &scriptRun{t: t, base: b, dir: filepath.Join(b.dir, string(pod.UID))}
-	for _, d := range []string{"env", "cmd", "run", "vol"} {
+	for _, d := range []string{"env", "cmd", "run", "msg", "vol"} {
 		if err := os.MkdirAll(filepath.Join(w.dir, d), 0o700); err != nil {
 			t.Fatal(err)
 		}
@@ -209,13 +221,13 @@ func (w *scriptRun) end() int {
 			break
 		}
 		if time.Since(since) > 2*time.Second {
-			w.t.Fatalf("the script left processes behind:\n%s", strings.Join(left, "\n"))
+			w.t.Fatalf("the script left processes behind:\n%s\njournal:\n%s", strings.Join(left, "\n"), w.read("journal.0"))
 		}
 	}
 	return w.cmd.ProcessState.ExitCode()
 }
 
-// processes are those of a process group, as lines of /proc/PID/stat; a zombie
+// processes are those of a process group, as lines of /proc/PID/stat and the command line; a zombie
 // is no process, only its parent's to ask for.
 func processes(t *testing.T, group int) (found []string) {
 	t.Helper()
@@ -227,7 +239,8 @@ func processes(t *testing.T, group int) (found []string) {
 		stat, _ := os.ReadFile(name)
 		f := strings.Fields(string(stat[bytes.LastIndexByte(stat, ')')+1:])) // state, parent, group
 		if len(f) > 2 && f[0] != "Z" && f[2] == fmt.Sprint(group) {
-			found = append(found, string(stat))
+			line, _ := os.ReadFile(strings.TrimSuffix(name, "stat") + "cmdline")
+			found = append(found, string(stat)+strings.ReplaceAll(string(line), "\x00", " "))
 		}
 	}
 	return found
@@ -255,20 +268,21 @@ func (w *scriptRun) facts(journal string) []string {
 // await waits for a fact.
 func (w *scriptRun) await(fact string) {
 	w.t.Helper()
-	for since := time.Now(); !strings.Contains(w.read("journal.0"), " "+fact+"\n"); time.Sleep(5 * time.Millisecond) {
-		if time.Since(since) > 30*time.Second {
-			w.t.Fatalf("no %q in the journal:\n%s\nstderr: %s", fact, w.read("journal.0"), w.stderr.String())
-		}
-	}
+	w.until(fact, func() bool { return strings.Contains(w.read("journal.0"), " "+fact+"\n") })
 }
 
 // awaitLog waits for text in a container's log: the program itself is running
 // then, not only the shell that becomes it.
 func (w *scriptRun) awaitLog(log, text string) {
 	w.t.Helper()
-	for since := time.Now(); !strings.Contains(w.read("log/"+log), text); time.Sleep(5 * time.Millisecond) {
+	w.until("in log "+log+": "+text, func() bool { return strings.Contains(w.read("log/"+log), text) })
+}
+
+func (w *scriptRun) until(what string, done func() bool) {
+	w.t.Helper()
+	for since := time.Now(); !done(); time.Sleep(5 * time.Millisecond) {
 		if time.Since(since) > 30*time.Second {
-			w.t.Fatalf("no %q in log %s: %q", text, log, w.read("log/"+log))
+			w.t.Fatalf("waited in vain for %q; journal:\n%s\nstderr: %s", what, w.read("journal.0"), w.stderr.String())
 		}
 	}
 }

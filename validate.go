@@ -119,8 +119,8 @@ var fieldRules = map[reflect.Type]map[string]rule{
 		"env":                      honour(""),
 		"resources":                honour("the job asks for the sum of the requests"),
 		"resizePolicy":             ignore("a job's size never changes", "*"),
-		"restartPolicy":            reject("sidecars (init containers with Always) and restart policies of single containers are not supported yet"),
-		"restartPolicyRules":       reject("restart rules of single containers are not supported"),
+		"restartPolicy":            honour("init containers with Always are sidecars"),
+		"restartPolicyRules":       honour(""),
 		"volumeMounts":             honour(""),
 		"volumeDevices":            reject("a job cannot open raw block devices"),
 		"livenessProbe":            reject(noProbe),
@@ -164,7 +164,12 @@ var fieldRules = map[reflect.Type]map[string]rule{
 		"seccompProfile":           honour(""),
 		"appArmorProfile":          honour(""),
 	},
-	typeOf[v1.Capabilities](): {"add": reject(noPrivilege), "drop": honour("only root by runAsUser 0 has any, and only over what is the pod's")},
+	typeOf[v1.ContainerRestartRule](): {
+		"action":    reject("a job cannot start all containers of a pod again; use Restart", "Restart"),
+		"exitCodes": honour(""),
+	},
+	typeOf[v1.ContainerRestartRuleOnExitCodes](): {"operator": reject("use In or NotIn", "In", "NotIn"), "values": honour("")},
+	typeOf[v1.Capabilities]():                    {"add": reject(noPrivilege), "drop": honour("only root by runAsUser 0 has any, and only over what is the pod's")},
 	typeOf[v1.SeccompProfile](): {
 		"type":             ignore("the cluster's own runtime and kernel policy hold", "Unconfined", "Localhost"), // Localhost: refused by its profile
 		"localhostProfile": reject("no profiles can be put on the compute nodes; use RuntimeDefault"),
@@ -490,6 +495,9 @@ func (k *checker) identity(pod *v1.Pod) {
 		seen[c.Name] = true
 		if c.Image == "" {
 			k.refuse("InvalidPod", "container %s has no image", c.Name)
+		}
+		if p := c.RestartPolicy; p != nil && *p != v1.ContainerRestartPolicyAlways && *p != v1.ContainerRestartPolicyOnFailure && *p != v1.ContainerRestartPolicyNever {
+			k.refuse("InvalidPod", "the restartPolicy of container %s: %q: must be Always, OnFailure or Never", c.Name, *p)
 		}
 	}
 	seen = map[string]bool{}

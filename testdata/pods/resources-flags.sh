@@ -77,22 +77,24 @@ note() {
 # ---- Stopping and commands ----
 # knoc leaves cmd/<number>, one line "<verb> <container or -> <number>", and wakes
 # this shell with USR1; the ticker does so every 5 s, in case that got lost. TERM
-# is scancel's, or Slurm's own at a time limit or a preemption. The traps only
-# leave a flag that await looks at: a trap within a trap spoils exit statuses in
-# dash. A signal just before the wait counts at the next tick.
+# is scancel's, or Slurm's own at a preemption. The traps only leave a flag that
+# await looks at: a trap within a trap spoils exit statuses in dash. A signal just
+# before the wait counts at the next tick.
 
 woken='' term='' stopping='' failed=''
-handled=-1 deadline='' crew='' told=' ' shot=' '
+handled=-1 killat='' closing='' told=' ' shot=' ' ending='' settling='' hasty=''
+crew='' sidecars='' apps='' # supervisors as NAME:PID
 
 attend() {
 	while [ -n "$woken" ]; do
 		woken=''
 		if [ -n "$term" ]; then
 			term=''
-			stop "$grace"
+			stop "$grace" stop
 		fi
 		commands
-		[ -z "$stopping" ] || press
+		[ -z "$stopping$ending" ] || press
+		pace
 	done
 }
 
@@ -106,9 +108,9 @@ commands() {
 		[ -n "$verb" ] || break # listed but not readable yet: the next tick
 		handled=$seq
 		case "$verb $target $number" in
-		'stop - '*[!0-9]* | 'stop - 0'?* | 'stop - ') ;; # not a number of seconds
+		*' - '*[!0-9]* | *' - 0'?* | *' - ') ;; # not a number of seconds
 		'stop - '*)
-			stop "$number"
+			stop "$number" stop
 			note ack "$seq"
 			;;
 		esac
@@ -122,21 +124,89 @@ clock() {
 	clock=${clock%.*}${clock#*.}
 }
 
-# stop SECONDS: TERM to everything, KILL after SECONDS; nothing starts any more.
-# Later stops can only bring the KILL forward.
+# stop SECONDS WHY: ends all containers, and nothing starts any more. Later stops
+# can only bring the end forward.
 stop() {
 	clock
 	at=$((clock + $1 * 100))
-	if [ -z "$stopping" ] || [ "$at" -lt "$deadline" ]; then
-		stopping=1 deadline=$at
+	if [ -z "$stopping" ] || [ "$at" -lt "$killat" ]; then
+		stopping=${stopping:-$2} killat=$at
 		echo "$1" >run/stop
-		note stopping "$1"
-		kill -USR1 "$ticker" 2>/dev/null # a tick every second from now on
+		[ -n "$closing" ] || note stopping "$1"
 	fi
 }
 
-# press does what a stop asks for, at every tick until all is over, since a
-# container may be starting at this very moment.
+# pace has this shell woken every second while time matters. The ticker is not
+# told to: bash loses signals, and sometimes itself, when two come at once.
+pace() {
+	if [ -n "$stopping$ending$settling" ]; then
+		[ -z "$hasty" ] || return 0
+		hasten </dev/null >/dev/null 2>&1 &
+		hasty=$!
+	else
+		calm
+	fi
+}
+
+hasten() {
+	trap '' TERM
+	while sleep 1; do kill -USR1 $$ || break; done
+}
+
+calm() {
+	[ -n "$hasty" ] || return 0
+	below "$hasty"
+	# shellcheck disable=SC2086
+	kill -KILL "$hasty" $kin
+	wait "$hasty"
+	hasty=''
+} 2>/dev/null
+
+# look NAME: sets pid and attempt of what runs in a container, or pid to nothing.
+look() {
+	pid='' attempt=''
+	{
+		read -r pid
+		read -r attempt
+	} <"run/$1"
+}
+
+# end NUMBER NAME AT WHY: begins to end what runs in a container (see look), with
+# KILL at that time of the clock. An end that has begun can only be brought
+# forward; end_<number> holds the process and the time.
+end() {
+	eval "at=\${end_$1:-}"
+	case $at in
+	"$pid "*) [ "$3" -lt "${at#* }" ] || return 0 ;;
+	*)
+		note kill "$2" "$attempt" "$4" $((($3 - clock + 50) / 100))
+		;;
+	esac
+	eval "end_$1='$pid $3'"
+	ending=1
+}
+
+# press brings each end that has begun a step further, at every tick until all is
+# over; in a stop also those of containers that may be starting at this very
+# moment. The last container comes first, since a sidecar waits for those after it.
+press() {
+	clock
+	ending='' number=3
+	if [ -n "$stopping" ]; then # out of back-offs and pulls
+		for member in $crew; do kill -TERM "${member#*:}"; done
+	fi
+	for name in $names; do
+		look "$name"
+		if [ -n "$pid" ]; then
+			[ -z "$stopping" ] || end "$number" "$name" "$killat" "$stopping"
+			eval "at=\${end_$number:-}"
+			case $at in "$pid "*) finish "$number" "$name" "${at#* }" ;; esac
+		fi
+		number=$((number - 1))
+	done
+} 2>/dev/null
+
+# finish NUMBER NAME AT: one end's next step.
 #
 # TERM goes to the runtime's process, which hands it to the container's first
 # program and ends with that program's exit code. KILL must not: it would leave
@@ -144,22 +214,24 @@ stop() {
 # the container's init, with which the kernel ends all others; the runtime then
 # cleans up and ends with 137. A runtime that is still there a tick later, or has
 # nothing below it, gets KILL itself.
-press() {
-	clock
-	for member in $crew; do kill -TERM "${member#*:}"; done # out of a back-off
-	for name in $names; do
-		pid=''
-		read -r pid <"run/$name"
-		[ -n "$pid" ] || continue # it is not running
-		case $told in *" $pid "*) ;; *) kill -TERM "$pid" && told="$told$pid " ;; esac
-		[ "$clock" -ge "$deadline" ] || continue
-		below "$pid"
-		case $shot in *" $pid "*) kin="$kin $pid" ;; esac
-		# shellcheck disable=SC2086
-		kill -KILL ${kin:-"$pid"}
-		shot="$shot$pid "
-	done
-} 2>/dev/null
+finish() {
+	ending=1 at=$3
+	case $told in
+	*" $pid "*) ;;
+	*)
+		kill -TERM "$pid" && told="$told$pid "
+		eval "term_$1=$clock"
+		;;
+	esac
+	[ "$clock" -ge "$at" ] || return 0
+	# Whatever was left of the grace period: 2 s are for TERM, as with a kubelet.
+	eval "[ \$((clock - term_$1)) -ge 200 ]" || return 0
+	below "$pid"
+	case $shot in *" $pid "*) kin="$kin $pid" ;; esac
+	# shellcheck disable=SC2086
+	kill -KILL ${kin:-"$pid"}
+	shot="$shot$pid "
+}
 
 # below PID: sets kin to the processes below PID.
 below() {
@@ -167,13 +239,13 @@ below() {
 	todo=$1
 	while [ -n "$todo" ]; do
 		next=''
-		for pid in $todo; do
-			for file in /proc/"$pid"/task/*/children; do
+		for parent in $todo; do
+			for file in /proc/"$parent"/task/*/children; do
 				more=''
 				if [ -r "$file" ]; then
 					read -r more <"$file"
-				elif [ -d "/proc/$pid" ]; then # a kernel without CONFIG_PROC_CHILDREN
-					more=$(pgrep -P "$pid" | tr '\n' ' ')
+				elif [ -d "/proc/$parent" ]; then # a kernel without CONFIG_PROC_CHILDREN
+					more=$(pgrep -P "$parent" | tr '\n' ' ')
 				fi
 				next="$next${more:+ $more}"
 			done
@@ -181,7 +253,6 @@ below() {
 		kin=$kin$next
 		todo=$next
 	done
-	pid=$1
 }
 
 # A sleep is ended by KILL: other signals get lost in a process that was just
@@ -189,10 +260,9 @@ below() {
 ticker() {
 	trap '' TERM
 	trap 'quit=1 cut=1; kill -KILL "$nap"' HUP
-	trap 'period=1 cut=1; kill -KILL "$nap"' USR1
-	period=5 nap='' cut='' quit=''
+	nap='' cut='' quit=''
 	while [ -z "$quit" ]; do
-		sleep "$period" &
+		sleep 5 &
 		nap=$!
 		[ -z "$cut" ] || kill -KILL "$nap" # the trap knew the last one
 		cut=''
@@ -222,31 +292,28 @@ await() {
 # end; runs in a shell of its own. It waits for the container in the foreground:
 # the exit status is then the container's own beyond doubt, and TERM waits too.
 supervise() {
-	writer=$1 count=0 marker='' nap='' ended=''
+	writer=$1 count=0 marker='' nap='' pull='' ended=''
 	trap : USR1
-	trap 'ended=1; [ -z "$nap" ] || kill -KILL "$nap" 2>/dev/null' TERM
+	trap 'ended=1; halt' TERM
 	attempt=0 delay=$backoff rc=1
 	if [ "$restart" != 0 ]; then # attempts count on when Slurm runs the job again
 		while [ -e "log/$2.$attempt" ]; do attempt=$((attempt + 1)); done
 	fi
 	while [ ! -s run/stop ]; do
 		true >>"log/$2.$attempt"
-		note start "$2" "$attempt"
+		rc=0
+		bring "$1" "$2"
+		[ -z "$ended" ] || break
 		clock
 		began=$clock
-		(contain "$1" "$2") </dev/null >>"log/$2.$attempt" 2>&1
-		rc=$?
-		true >"run/$2"
+		[ "$rc" -ne 0 ] || launch "$@"
 		note exit "$2" "$attempt" "$rc"
 		if [ -n "$ended" ] || [ -s run/stop ]; then break; fi
 		case $3,$rc in Never,* | OnFailure,0) break ;; esac
 		clock
 		[ $((clock - began)) -lt 60000 ] || delay=$backoff # it ran 10 minutes
 		note backoff "$2" "$attempt" "$delay"
-		sleep "$delay" &
-		nap=$!
-		wait "$nap"
-		nap=''
+		rest "$delay"
 		attempt=$((attempt + 1)) delay=$((delay * 2))
 		[ "$delay" -le 300 ] || delay=300
 	done
@@ -255,37 +322,79 @@ supervise() {
 	exit 0
 }
 
-# contain NUMBER NAME: becomes the container; in a subshell, its output is the
-# log. run/NAME holds the process id while the container runs and is empty
-# otherwise; one write is enough, for the readers are on this machine. Either
-# stop sees that number and sends TERM, or run/stop is seen here. The
-# environment comes from a file, so that no value of it is in this script, which
-# Slurm keeps a copy of, or on a command line, which everybody can read.
+# halt ends what a supervisor waits for beside its container.
+halt() {
+	[ -z "$nap" ] || kill -KILL "$nap"
+	[ -z "$pull" ] || kill "$pull"
+} 2>/dev/null
+
+# rest SECONDS
+rest() {
+	sleep "$1" &
+	nap=$!
+	[ -z "$ended" ] || halt
+	wait "$nap"
+	nap=''
+}
+
+# launch NUMBER NAME POLICY: one attempt; sets rc to the container's exit code.
+launch() {
+	note start "$2" "$attempt"
+	(contain "$1" "$2" "$attempt") </dev/null >>"log/$2.$attempt" 2>&1
+	rc=$?
+	true >"run/$2"
+}
+
+# contain NUMBER NAME ATTEMPT: becomes the container; in a subshell, its output is
+# the log. run/NAME holds the process id (and the attempt below it) while the
+# container runs and none otherwise; one write is enough, for the readers are on
+# this machine. Either stop sees that number and sends TERM, or run/stop is seen
+# here. The environment comes from a file, so that no value of it is in this
+# script, which Slurm keeps a copy of, or on a command line, which everybody can
+# read.
 contain() {
 	read -r pid rest </proc/self/stat # this subshell's own, which $$ is not
-	echo "$pid" >"run/$2"
+	printf '%s\n%s\n' "$pid" "$3" >"run/$2"
 	[ ! -s run/stop ] || exit 143
 	# shellcheck source=/dev/null
 	. "./env/$2" || exit 125
 	"container_$1"
 }
 
-# fetch KEY PROGRAM ARGUMENT…: brings an image into the runtime's cache, unless
+# bring NUMBER NAME: sets rc to 0 when the container's image is in the runtime's
+# cache. A registry may be away for a moment: a pull that fails is tried four
+# times, then the container has failed.
+bring() {
+	pause=$backoff
+	until "image_$1" || [ -n "$ended" ]; do
+		note pullfailed "$2" "$rc"
+		[ "$pause" -lt $((backoff * 8)) ] || return 0
+		rest "$pause"
+		[ -z "$ended" ] || break
+		pause=$((pause * 2))
+	done
+	[ -z "$ended" ] || rc=143
+}
+
+# fetch NAME KEY PROGRAM ARGUMENT…: brings an image into the runtime's cache, unless
 # this directory knows it to be there. Apptainer spoils that cache when two jobs
 # fill it at once ("conveyor failed to get: unexpected end of JSON input"), so
 # only the holder of ../images/lock fills it; what the pull leaves in the lock is
 # a copy. A lock that a killed job left is broken after 15 minutes.
 fetch() {
-	[ ! -e "../images/$1" ] || return 0
-	image=../images/$1
-	shift
-	lock='' pull=''
-	trap '[ -z "$pull" ] || kill "$pull"; [ -z "$lock" ] || rm -rf "$lock"; exit 143' TERM
+	rc=0
+	name=$1 image=../images/$2
+	[ ! -e "$image" ] || return 0
+	shift 2
+	note pull "$name"
+	clock
+	began=$clock
 	mkdir -p ../images
 	tries=0
 	until mkdir ../images/lock 2>/dev/null; do
 		if [ -e "$image" ]; then
-			trap - TERM
+			clock
+			note pulled "$name" $(((clock - began) * 10))
 			return 0
 		fi
 		tries=$((tries + 1))
@@ -293,21 +402,26 @@ fetch() {
 			rm -rf ../images/lock
 			tries=0
 		fi
-		sleep 1
+		rest 1
+		[ -z "$ended" ] || return 143
 	done
-	lock=../images/lock
-	rc=0
 	if [ ! -e "$image" ]; then
-		"$@" &
+		"$@" </dev/null >"msg/$name.pull" 2>&1 &
 		pull=$!
-		wait "$pull"
-		rc=$?
+		[ -z "$ended" ] || halt
+		while kill -0 "$pull" 2>/dev/null; do
+			wait "$pull"
+			rc=$?
+		done
+		pull=''
 		[ "$rc" -ne 0 ] || true >"$image"
 	fi
-	rm -rf "$lock"
-	trap - TERM
+	rm -rf ../images/lock
+	clock
+	[ "$rc" -ne 0 ] || note pulled "$name" $(((clock - began) * 10))
 	return "$rc"
 }
+
 # ---- Scratch on this node ----
 # What containers write outside of their volumes lies in a directory of this machine that nobody
 # else can enter. It goes with the pod. A job that was killed leaves it behind, for
@@ -430,53 +544,55 @@ fresh() {
 	mkdir "$scratch/$1"
 }
 
-init() { # NUMBER NAME
+init() { # NUMBER NAME POLICY
 	attend
 	[ -z "$stopping$failed" ] || return
-	supervise "$1" "$2" Never &
-	crew=$2:$!
-	await "$crew"
-	crew=''
+	supervise "$@" &
+	member=$2:$!
+	crew="$sidecars $member"
+	await "$member"
+	crew=$sidecars
 	[ "$rc" -eq 0 ] || failed=1
 }
 
-app() { # NUMBER NAME
+app() { # NUMBER NAME POLICY
 	[ -z "$stopping$failed" ] || return
-	supervise "$1" "$2" Never &
-	crew="$crew $2:$!"
+	supervise "$@" &
+	member=$2:$!
+	apps="$apps $member"
+	crew="$sidecars$apps"
 }
-
 container_1() { # big
 	fresh big
-	fetch 42aff065464a3654aaf9e5e623f5c5b3 'apptainer' --quiet pull ../images/lock/image 'docker://busybox' || exit
 	exec 'apptainer' --quiet exec \
 		--containall --no-eval --no-umask --hostname 'resources-flags' \
 		--overlay "$scratch/big" --workdir "$scratch/big" --pwd '/' \
 		--mount 'type=bind,source=/home/user/.knoc/knoc-c1/6c2f1a52-0000-4000-8000-000000000006/run/hosts,destination=/etc/hosts' \
 		'docker://busybox' 'true'
 }
+image_1() { fetch big 42aff065464a3654aaf9e5e623f5c5b3 'apptainer' --quiet pull ../images/lock/image 'docker://busybox'; }
 
 container_2() { # a
 	fresh a
-	fetch 42aff065464a3654aaf9e5e623f5c5b3 'apptainer' --quiet pull ../images/lock/image 'docker://busybox' || exit
 	exec 'apptainer' --quiet exec \
 		--containall --no-eval --no-umask --hostname 'resources-flags' \
 		--overlay "$scratch/a" --workdir "$scratch/a" --pwd '/' \
 		--mount 'type=bind,source=/home/user/.knoc/knoc-c1/6c2f1a52-0000-4000-8000-000000000006/run/hosts,destination=/etc/hosts' \
 		'docker://busybox' 'true'
 }
+image_2() { fetch a 42aff065464a3654aaf9e5e623f5c5b3 'apptainer' --quiet pull ../images/lock/image 'docker://busybox'; }
 
 container_3() { # b
 	fresh b
-	fetch 42aff065464a3654aaf9e5e623f5c5b3 'apptainer' --quiet pull ../images/lock/image 'docker://busybox' || exit
 	exec 'apptainer' --quiet exec \
 		--containall --no-eval --no-umask --hostname 'resources-flags' \
 		--overlay "$scratch/b" --workdir "$scratch/b" --pwd '/' \
 		--mount 'type=bind,source=/home/user/.knoc/knoc-c1/6c2f1a52-0000-4000-8000-000000000006/run/hosts,destination=/etc/hosts' \
 		'docker://busybox' 'true'
 }
+image_3() { fetch b 42aff065464a3654aaf9e5e623f5c5b3 'apptainer' --quiet pull ../images/lock/image 'docker://busybox'; }
 
-names='big a b'
+names='b a big' # the last first
 
 # ---- Where it runs ----
 
@@ -496,7 +612,7 @@ reachable() {
 	ips=${ips# }
 }
 
-if ! { [ -d log ] && [ -d run ] && [ -d cmd ]; }; then mkdir -p log run cmd; fi
+if ! { [ -d log ] && [ -d run ] && [ -d cmd ] && [ -d msg ]; }; then mkdir -p log run cmd msg; fi
 true >run/stop # a requeued job finds what its first run left
 for name in $names; do
 	true >"run/$name"
@@ -539,10 +655,9 @@ unset IFS
 # ---- The pod ----
 
 trap 'woken=1 term=1' TERM
-trap '' USR1 # until the ticker has its own trap, it would be killed
+trap 'woken=1' USR1
 ticker </dev/null >/dev/null 2>&1 &
 ticker=$!
-trap 'woken=1' USR1
 note "claim $SLURM_JOB_ID%n%s host $host${ips:+ $ips}"
 # The containers' own hosts file: the machine's and their host name.
 umask 022
@@ -554,18 +669,19 @@ umask 077
 prepare
 
 woken=1 # commands may have come before this job started
-init 1 'big'
+init 1 'big' Never
 attend
-app 2 'a'
-app 3 'b'
+app 2 'a' Never
+app 3 'b' Never
 
 result=0
-[ -n "$crew" ] || result=1
-for member in $crew; do
+[ -n "$apps" ] || result=1
+for member in $apps; do
 	await "$member"
 	[ "$rc" -eq 0 ] || result=1
 done
 
+calm
 kill -HUP "$ticker" 2>/dev/null
 if [ -n "$scratch" ]; then
 	wipe "$scratch"
