@@ -3,10 +3,12 @@ package knoc
 import (
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 	"strings"
 	"time"
 
+	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 )
 
@@ -133,6 +135,17 @@ func (l *loop) absent(w *work, asked time.Time) {
 	}
 }
 
+// newestRun is accounting's record of a job's last run: one that has not begun
+// comes after those that have.
+func newestRun(jobs []job, id string) (last job, found bool) {
+	for _, j := range jobs {
+		if j.ID == id && (!found || j.Start.IsZero() || !last.Start.IsZero() && !j.Start.Before(last.Start)) {
+			last, found = j, true
+		}
+	}
+	return last, found
+}
+
 // writeDown keeps job ids that were found by name, for the next start.
 func (l *loop) writeDown(ids map[types.UID]string) {
 	if len(ids) == 0 {
@@ -195,11 +208,41 @@ func (l *loop) startSacct(now time.Time, works []*work) {
 		l.sacctBusy = false
 		if err != nil {
 			l.log.Warn("sacct: cannot tell what became of jobs that squeue does not list", "err", err)
+			for _, w := range works {
+				l.unanswered(w, err)
+			}
 			return
 		}
 		l.accounted(works, jobs, disabled, unknown, now)
 	})
 }
+
+// unanswered is for a job that only accounting could tell about, and does not: a
+// pod that waits for that says so, from the second time on.
+func (l *loop) unanswered(w *work, err error) {
+	if l.works[w.meta.UID] != w || w.absent.IsZero() || w.jobGone() {
+		return
+	}
+	if w.sacctFails++; w.sacctFails < 2 {
+		return
+	}
+	text := fmt.Sprintf("%s is not in squeue any more, and what became of it cannot be told: %s", job{ID: w.jobID}, err)
+	if w.jobID == "" {
+		text = fmt.Sprintf("whether Slurm has accepted the pod cannot be told: %s", err)
+	}
+	if text != w.unclear {
+		w.unclear, w.dirty = text, true
+	}
+	if !w.unclearWas {
+		w.unclearWas = true
+		l.event(w, v1.EventTypeWarning, "SlurmJobUnclear", text)
+	}
+}
+
+// runawayAfter is how long accounting may show a job as alive that slurmctld
+// does not know: its news may be under way to slurmdbd. A pod that is to go does
+// not wait for that.
+const runawayAfter = 10 * time.Minute
 
 // accounted takes in sacct's answer about works.
 func (l *loop) accounted(works []*work, jobs []job, disabled bool, unknown map[types.UID]bool, asked time.Time) {
@@ -233,17 +276,17 @@ func (l *loop) accounted(works []*work, jobs []job, disabled bool, unknown map[t
 		case w.jobID == "":
 			l.notAccepted(w)
 		default:
-			found := false
-			for _, j := range mine {
-				if j.ID == w.jobID && j.class() == ended {
-					w.observe(j, asked)
-					found = true
-				} else if j.ID == w.jobID {
-					found = true // accounting still takes it for alive: cannot tell
-				}
+			// A job that was run again has a record for each run.
+			last, found := newestRun(mine, w.jobID)
+			since := w.absent
+			if found && last.class() == ended {
+				w.observe(last, asked)
 			}
 			switch {
 			case w.jobGone():
+			case found && unknown[w.meta.UID] && last.class() != cannotTell && (w.deleting() || asked.Sub(since) >= runawayAfter):
+				w.lost, w.runaway, w.dirty = true, last.State, true
+				l.log.Warn("job is lost: squeue and scontrol do not know it, and accounting takes it for alive", "pod", w.meta.Namespace+"/"+w.meta.Name, "job", w.jobID, "state", last.State)
 			case w.has("done") && (!found || asked.Sub(w.absent) >= absentFor):
 				w.lost, w.dirty = true, true // Slurm will not say more of an end that is known
 			case !found && unknown[w.meta.UID]:

@@ -32,6 +32,11 @@ type observed struct {
 	// Lost says that the job ended without a trace (design: absent from the
 	// journal, two squeue, scontrol and sacct).
 	Lost bool
+	// Runaway is the state in which accounting still shows a lost job.
+	Runaway string
+	// Unclear is why it cannot be told, for minutes now, what became of the job
+	// or whether there is one. It changes no phase.
+	Unclear string
 	// Unreachable is the error text while the cluster cannot be asked: cannot
 	// tell. It never changes a phase.
 	Unreachable string
@@ -76,6 +81,9 @@ func fold(pod *v1.Pod, o observed) v1.PodStatus {
 			s.Reason, s.Message = "SlurmJobSuspended", fmt.Sprintf("%s is %s", o.Job, strings.ToLower(o.Job.State))
 		}
 	}
+	if end == nil && o.Unclear != "" && s.Reason == "" {
+		s.Reason, s.Message = "SlurmJobUnclear", o.Unclear
+	}
 	if s.StartTime == nil {
 		if start := startTime(&o, f); !start.IsZero() {
 			s.StartTime = &metav1.Time{Time: start}
@@ -97,7 +105,7 @@ func terminalPhase(p v1.PodPhase) bool { return p == v1.PodSucceeded || p == v1.
 // news says whether anything is known beyond what the API server's status, made
 // of an earlier observation, already says.
 func (o *observed) news(s *v1.PodStatus) bool {
-	if len(s.ContainerStatuses) == 0 || len(o.Journal) > 0 || o.Refused != nil || o.Lost {
+	if len(s.ContainerStatuses) == 0 || len(o.Journal) > 0 || o.Refused != nil || o.Lost || o.Unclear != "" {
 		return true
 	}
 	class := o.class()
@@ -179,7 +187,11 @@ func ending(pod *v1.Pod, o *observed, f *facts) *podEnd {
 		reason, message := o.Job.ending()
 		return failed(reason, message, slurmStates[o.Job.State].disruption)
 	case o.Lost:
-		return failed("JobLost", fmt.Sprintf("%s ended without a trace: its journal on the cluster has no end, and Slurm does not know it any more", o.Job), false)
+		text := "and Slurm does not know it any more"
+		if o.Runaway != "" {
+			text = fmt.Sprintf("slurmctld does not know it any more, and accounting shows it as %s still", o.Runaway)
+		}
+		return failed("JobLost", fmt.Sprintf("%s ended without a trace: its journal on the cluster has no end, %s", o.Job, text), false)
 	}
 	return nil
 }

@@ -2,7 +2,6 @@ package knoc
 
 import (
 	"fmt"
-	"math/rand/v2"
 	"slices"
 	"strings"
 	"testing"
@@ -447,125 +446,6 @@ func TestFoldRequeued(t *testing.T) {
 			if got := brief(pod.Status); got != want[i] {
 				t.Errorf("%s, step %d: %s\nwant %s", policy, i, got, want[i])
 			}
-		}
-	}
-}
-
-// foldFacts are what FuzzFold makes journals of, a byte each.
-var foldFacts = []string{
-	"claim 7", "host n1 10.0.0.1", "start i 0", "exit i 0 0", "exit i 0 1", "start i 1", "exit i 1 0", "start s 0", "exit s 0 0",
-	"start a 0", "start a 0", "exit a 0 0", "exit a 0 0", "exit a 0 137", "backoff a 0 10", "start a 1", "exit a 1 0", "exit a 1 3", "exit a 2 0",
-	"start b 0", "start b 0", "exit b 0 0", "exit b 0 0", "exit b 0 3", "start x 0", "ack 1", "stopping 30",
-	"pull a", "pulled a 5", "pullfailed a 255", "started a 0", "started a 1", "ready a 0 1", "ready a 0 0", "ready a 1 1", "ready s 0 1", "started s 0", "unhealthy a 0 liveness 3",
-	"kill a 0 liveness 3", "kill b 0 stop 3", "kill s 0 stop 3", "hook a 0 post 0", "hook a 0 post 1", "hook a 1 post 0", "oom a 0", "oom b 0", "oom i 0", "message a 0", "message b 0", "deadline", "timelimit", "done 0", "done 0", "done 1",
-}
-
-func FuzzFold(f *testing.F) {
-	states := []string{""}
-	for state := range slurmStates {
-		states = append(states, state)
-	}
-	slices.Sort(states)
-	random := rand.New(rand.NewPCG(1, 2))
-	for range 2000 {
-		story := make([]byte, random.IntN(12))
-		for i := range story {
-			story[i] = byte(random.Uint32())
-		}
-		f.Add(story, uint8(random.Uint32()), uint8(random.Uint32()), uint16(random.Uint32()))
-	}
-	f.Fuzz(func(t *testing.T, story []byte, cut, state uint8, how uint16) {
-		facts := make([]string, len(story))
-		for i, b := range story {
-			facts[i] = foldFacts[int(b)%len(foldFacts)]
-		}
-		policy := []v1.RestartPolicy{v1.RestartPolicyAlways, v1.RestartPolicyOnFailure, v1.RestartPolicyNever}[how%3]
-		pod := foldPod(policy, []string{"a", "a!? b^", "i|a^? b", "s+^? i|a!"}[how/3%4])
-		if how&16384 != 0 {
-			pod.Annotations = map[string]string{requeueAnnotation: "true"}
-		}
-		if how&1024 != 0 {
-			pod.DeletionTimestamp = &metav1.Time{Time: at(90)}
-		}
-		part := observed{Submitted: true, Job: job{ID: "7", State: "RUNNING"}, Journal: journal(strings.Join(facts[:min(int(cut), len(facts))], ";"))}
-		whole := observed{Submitted: true, Job: job{ID: "7", State: states[int(state)%len(states)], End: at(300)}, Journal: journal(strings.Join(facts, ";"))}
-		if how&8192 != 0 { // run again: the newest journal is another one
-			whole.Journal = whole.Journal[min(len(part.Journal), len(whole.Journal)):]
-		}
-		whole.Lost = how&2048 != 0
-		if how&4096 != 0 {
-			whole.Unreachable = "timeout"
-		}
-		for _, o := range []observed{part, whole} {
-			before := pod.Status
-			s := fold(pod, o)
-			checkFolded(t, pod, before, s, o)
-			checkStable(t, "fuzz", pod, s, o)
-			pod.Status = s
-		}
-	})
-}
-
-// checkFolded holds a status against the journal, read in the plainest way, and
-// against the rules of the API server.
-func checkFolded(t *testing.T, pod *v1.Pod, before, s v1.PodStatus, o observed) {
-	started, done := map[string]bool{}, false
-	code := map[string]string{}
-	attempt := map[string]int32{}
-	for _, e := range o.Journal {
-		switch e.Word {
-		case "start", "exit":
-			if n := e.num(1); !started[e.Args[0]] || n > attempt[e.Args[0]] {
-				started[e.Args[0]], attempt[e.Args[0]] = true, n
-				delete(code, e.Args[0])
-			}
-			if _, seen := code[e.Args[0]]; e.Word == "exit" && e.num(1) == attempt[e.Args[0]] && !seen {
-				code[e.Args[0]] = e.Args[2]
-			}
-		case "done":
-			done = true
-		}
-		if done {
-			break
-		}
-	}
-	if terminalPhase(before.Phase) {
-		if d := cmp.Diff(before, s); d != "" {
-			t.Fatalf("a terminal status changed: %s", d)
-		}
-		return
-	}
-	for _, c := range pod.Spec.Containers {
-		if n := strings.TrimLeft(code[c.Name], "0"); s.Phase == v1.PodSucceeded && (code[c.Name] == "" || n != "" || !done) {
-			t.Fatalf("Succeeded, and container %s ended with %q (done %v)", c.Name, code[c.Name], done)
-		}
-		if s.Phase == v1.PodRunning && !started[c.Name] && len(o.Journal) > 0 {
-			t.Fatalf("Running before container %s started", c.Name)
-		}
-	}
-	if s.Phase == v1.PodRunning && len(o.Journal) == 0 && before.Phase != v1.PodRunning {
-		t.Fatal("Running without a journal")
-	}
-	if s.PodIP != "" && (len(s.PodIPs) == 0 || s.PodIPs[0].IP != s.PodIP) {
-		t.Fatalf("podIP %s, podIPs %v", s.PodIP, s.PodIPs)
-	}
-	specs := slices.Concat(pod.Spec.InitContainers, pod.Spec.Containers)
-	old := slices.Concat(before.InitContainerStatuses, before.ContainerStatuses)
-	for i, c := range slices.Concat(s.InitContainerStatuses, s.ContainerStatuses) {
-		states := 0
-		for _, set := range []bool{c.State.Running != nil, c.State.Waiting != nil, c.State.Terminated != nil} {
-			if set {
-				states++
-			}
-		}
-		if states != 1 || c.Name != specs[i].Name {
-			t.Fatalf("container %s: %+v", specs[i].Name, c)
-		}
-		if terminalPhase(s.Phase) && c.State.Running != nil {
-			t.Fatalf("container %s runs in a pod that is %s", c.Name, s.Phase)
-		}
-		if len(old) > 0 && old[i].State.Terminated != nil && c.State.Terminated == nil && !mayRestart(&specs[i], &pod.Spec, old[i].State.Terminated.ExitCode) {
-			t.Fatalf("container %s leaves the terminated state", c.Name)
 		}
 	}
 }

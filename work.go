@@ -72,6 +72,13 @@ type work struct {
 	// 60 s later and more; zero: it is listed.
 	absent, absentAgain time.Time
 	lost                bool
+	// unclear is why it cannot be told what became of the job, or whether there
+	// is one; sacctFails counts the answers that were none. runaway is the state
+	// that accounting still shows of a job that slurmctld does not know.
+	unclear    string
+	unclearWas bool // and an event was written
+	sacctFails int
+	runaway    string
 
 	// stopping a job: when the command was sent, with which grace, when it was
 	// cancelled outright.
@@ -133,6 +140,7 @@ func (w *work) setJob(id string, now time.Time) {
 	w.jobID, w.hint, w.since, w.doubt, w.refused = id, false, now, time.Time{}, nil
 	w.job, w.alive, w.jobAsOf = job{}, job{}, time.Time{}
 	w.ended, w.over, w.lost, w.who = time.Time{}, false, false, false
+	w.clear()
 	w.absent, w.absentAgain = time.Time{}, time.Time{}
 	w.stopSent, w.cancelSent, w.dirty = time.Time{}, time.Time{}, true
 }
@@ -201,6 +209,7 @@ func (w *work) observe(j job, asked time.Time) {
 	}
 	w.job, w.jobAsOf, w.hint = j, asked, false
 	w.absent, w.absentAgain = time.Time{}, time.Time{}
+	w.clear()
 	if j.class() != ended {
 		w.alive, w.ended, w.over, w.lost = j, time.Time{}, false, false
 	} else if w.ended.IsZero() {
@@ -215,6 +224,12 @@ func (w *work) requeued() bool {
 	return w.claim() != "" && w.job.class() == queued && w.job.State != "CONFIGURING" && w.jobAsOf.After(w.eventTime)
 }
 
+// clear: somebody told what there was to know.
+func (w *work) clear() {
+	w.dirty = w.dirty || w.unclear != ""
+	w.unclear, w.unclearWas, w.sacctFails, w.runaway = "", false, 0, ""
+}
+
 // asksWho says whether somebody else cancelled the job and it is open who: squeue
 // does not tell, and a terminal status is never corrected.
 func (w *work) asksWho() bool {
@@ -226,6 +241,7 @@ func (w *work) view(unreachable string) observed {
 	o := observed{
 		Journal: w.events, Restart: w.restart, Messages: w.texts, Job: w.job, Submitted: w.jobID != "",
 		Refused: w.refused, Waiting: w.waiting, Lost: w.lost, Unreachable: unreachable,
+		Unclear: w.unclear, Runaway: w.runaway,
 	}
 	if !w.ended.IsZero() && (!w.over || w.asksWho()) {
 		o.Job = w.alive // what the job wrote last may still be unread
