@@ -333,7 +333,7 @@ func TestExchangeCancelled(t *testing.T) {
 		defer cancel()
 		began := time.Now()
 		err := client.Exchange(ctx, script, bytes.NewReader(make([]byte, 20<<20)), nil)
-		if took := time.Since(began); !errors.Is(err, context.DeadlineExceeded) || took > 2*time.Second {
+		if took := time.Since(began); !errors.Is(err, context.DeadlineExceeded) || took > 5*time.Second {
 			t.Fatalf("frozen: %v after %s", err, took)
 		}
 	}

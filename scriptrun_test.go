@@ -115,9 +115,7 @@ func newBase(t *testing.T) base {
 	if err := os.WriteFile(filepath.Join(b.dir, "images", string(pull[0])), nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.WriteFile(filepath.Join(b.bin, "apptainer"), []byte(stubRuntime), 0o700); err != nil {
-		t.Fatal(err)
-	}
+	writeProgram(t, filepath.Join(b.bin, "apptainer"), stubRuntime)
 	return b
 }
 
@@ -181,9 +179,7 @@ func stageScript(t *testing.T, b base, pod *v1.Pod, env map[string][]envVar) *sc
 
 func (w *scriptRun) write(name, text string) {
 	w.t.Helper()
-	if err := os.WriteFile(filepath.Join(w.dir, name), []byte(text), 0o700); err != nil {
-		w.t.Fatal(err)
-	}
+	writeProgram(w.t, filepath.Join(w.dir, name), text)
 }
 
 func (w *scriptRun) read(name string) string {
@@ -220,7 +216,7 @@ func (w *scriptRun) end() int {
 		if len(left) == 0 {
 			break
 		}
-		if time.Since(since) > 2*time.Second {
+		if time.Since(since) > 30*time.Second {
 			w.t.Fatalf("the script left processes behind:\n%s\njournal:\n%s", strings.Join(left, "\n"), w.read("journal.0"))
 		}
 	}

@@ -449,7 +449,7 @@ func TestKeepalive(t *testing.T) {
 	if err := <-stream; !errors.Is(err, errConnection) || !strings.Contains(err.Error(), "silent for") {
 		t.Fatalf("stream: %v", err)
 	}
-	if took := time.Since(began); took > 2*time.Second {
+	if took := time.Since(began); took > 10*time.Second {
 		t.Errorf("noticed after %s", took)
 	}
 	// A connection made meanwhile hangs, within limits.
@@ -460,7 +460,7 @@ func TestKeepalive(t *testing.T) {
 	for began := time.Now(); ; time.Sleep(10 * time.Millisecond) {
 		if _, err = runExchange(client, "true", nil); err == nil {
 			break
-		} else if time.Since(began) > 5*time.Second {
+		} else if time.Since(began) > 30*time.Second {
 			t.Fatal(err)
 		}
 	}
@@ -498,7 +498,7 @@ func TestReconnect(t *testing.T) {
 	for began := time.Now(); ; time.Sleep(10 * time.Millisecond) {
 		if _, err := runExchange(client, "true", nil); err == nil {
 			break
-		} else if time.Since(began) > 5*time.Second {
+		} else if time.Since(began) > 30*time.Second {
 			t.Fatal(err)
 		}
 	}
@@ -557,7 +557,7 @@ func TestClose(t *testing.T) {
 	}
 	c.waitNoSession()
 	for began := time.Now(); runtime.NumGoroutine() > before; time.Sleep(5 * time.Millisecond) {
-		if time.Since(began) > 5*time.Second {
+		if time.Since(began) > 30*time.Second {
 			buf := make([]byte, 1<<20)
 			t.Fatalf("%d goroutines, %d before:\n%s", runtime.NumGoroutine(), before, buf[:runtime.Stack(buf, true)])
 		}

@@ -170,9 +170,7 @@ func (c *testCluster) Stub(name, script string) {
 	}
 	// By rename, so that a script that runs right now stays whole.
 	tmp := filepath.Join(c.Bin, "."+name+".new")
-	if err := os.WriteFile(tmp, []byte(script), 0o700); err != nil {
-		c.t.Fatal(err)
-	}
+	writeProgram(c.t, tmp, script)
 	if err := os.Rename(tmp, filepath.Join(c.Bin, name)); err != nil {
 		c.t.Fatal(err)
 	}
@@ -188,6 +186,19 @@ func (c *testCluster) Sh(script string) string {
 		c.t.Fatalf("%s: %v\n%s", script, err, out)
 	}
 	return string(out)
+}
+
+// writeProgram writes a file that will be executed. A process that is forked
+// while it is open would hold it open until its own exec, and what somebody
+// writes cannot be run: a shell then takes the next of that name in PATH.
+func writeProgram(t testing.TB, name, text string) {
+	t.Helper()
+	syscall.ForkLock.RLock()
+	err := os.WriteFile(name, []byte(text), 0o700)
+	syscall.ForkLock.RUnlock()
+	if err != nil {
+		t.Fatal(err)
+	}
 }
 
 func (c *testCluster) writeFile(name, text string) {
