@@ -235,10 +235,11 @@ func (r *probeRun) stop() []string {
 	return facts
 }
 
-// called waits until the supervisor got that many signals.
+// called waits until the supervisor got that many signals. Two that are close
+// together are one.
 func (r *probeRun) called(times int) {
 	r.t.Helper()
-	for since := time.Now(); strings.Count(r.read("called"), "x") != times; time.Sleep(5 * time.Millisecond) {
+	for since := time.Now(); strings.Count(r.read("called"), "x") < times; time.Sleep(5 * time.Millisecond) {
 		if time.Since(since) > 30*time.Second {
 			r.t.Fatalf("the supervisor was called %q, want %d times; journal:\n%s\nstderr: %s", r.read("called"), times, r.read("journal.0"), r.stderr.String())
 		}
@@ -355,7 +356,10 @@ func TestProbeStartup(t *testing.T) {
 		r.write("up", "")
 		r.await("started a 0")
 		r.await("ready a 0 1")
-		r.called(2)
+		for since := time.Now(); r.read("run/a.kill") == "" && time.Since(since) < 30*time.Second; {
+			time.Sleep(5 * time.Millisecond)
+		}
+		r.called(1)
 		if _, err := os.Lstat(filepath.Join(r.dir, "run/a.started")); err != nil {
 			t.Error(err)
 		}
