@@ -404,10 +404,12 @@ fetch() {
 		"$@" </dev/null >"msg/$name.pull" 2>&1 &
 		pull=$!
 		[ -z "$ended" ] || halt
-		while kill -0 "$pull" 2>/dev/null; do
+		# At least once: a shell may have reaped it by now, and then only wait knows.
+		while
 			wait "$pull"
 			rc=$?
-		done
+			kill -0 "$pull" 2>/dev/null
+		do :; done
 		pull=''
 		[ "$rc" -ne 0 ] || true >"$image"
 	fi
