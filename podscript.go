@@ -42,7 +42,7 @@ type scriptConfig struct {
 type podScript struct {
 	Namespace, Name, UID string
 	Dir                  string
-	RuntimeName          string
+	Runtime, RuntimeName string
 	Options              []string
 	Grace                int64
 	Backoff              int
@@ -102,6 +102,7 @@ func newPodScript(pod *v1.Pod, cfg scriptConfig) (*podScript, error) {
 		Name:        pod.Name,
 		UID:         string(pod.UID),
 		Dir:         cfg.Dir,
+		Runtime:     cfg.Runtime,
 		RuntimeName: path.Base(cfg.Runtime),
 		Options:     cfg.Options,
 		Grace:       max(0, gracePeriod(pod)),

@@ -78,6 +78,10 @@ if [ "$action" = pull ]; then
 fi
 while :; do
 	case $1 in
+	--writable-tmpfs)
+		export KNOC_TEST_TMPFS=1
+		shift
+		;;
 	--overlay)
 		export KNOC_TEST_ROOT="$2"
 		shift 2

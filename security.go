@@ -151,16 +151,17 @@ func readOnlyRoot(c *v1.Container, cfg scriptConfig) bool {
 // own root is read-only. Without users of its own a pod sees the image's /tmp as
 // somebody else's, so that the runtime makes one, and the home, where the rest is.
 func rootOptions(c *v1.Container, cfg scriptConfig, mapped bool) []word {
-	dir := word(`"$scratch/` + c.Name + `"`)
+	dir := `"$scratch/` + c.Name + `"`
+	overlay := []word{word(`${overlay:+--overlay ` + dir + `}`), "${tmpfs:+--writable-tmpfs}"}
 	switch {
 	case readOnlyRoot(c, cfg):
 		return []word{"--no-mount", "tmp,home"}
 	case cfg.WritableRoot == rootInMemory:
 		return []word{"--writable-tmpfs"}
 	case mapped:
-		return []word{"--no-mount", "tmp", "--overlay", dir}
+		return append(overlay, `${holder:+--no-mount tmp}`)
 	}
-	return []word{"--overlay", dir, "--workdir", dir}
+	return append(overlay, "--workdir", word(dir))
 }
 
 // userOptions are the runtime's options for who a container of a mapped pod is.

@@ -73,6 +73,33 @@ func TestPodScriptScratchOfOthers(t *testing.T) {
 	})
 }
 
+// A set-uid runtime lets nobody overlay a directory.
+func TestPodScriptSetUID(t *testing.T) {
+	t.Parallel()
+	eachShell(t, func(t *testing.T, shell []string) {
+		b := newBase(t)
+		starter := filepath.Join(b.dir, "libexec/apptainer/bin/starter-suid")
+		if err := os.MkdirAll(filepath.Dir(starter), 0o700); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(starter, nil, 0o700); err != nil {
+			t.Fatal(err)
+		}
+		for mode, want := range map[os.FileMode]string{0o700: "overlay\n", 0o700 | os.ModeSetuid: "tmpfs\n"} {
+			if err := os.Chmod(starter, mode); err != nil {
+				t.Fatal(err)
+			}
+			pod := scriptPod(v1.RestartPolicyNever, shContainer("a", `echo "${KNOC_TEST_ROOT:+overlay}${KNOC_TEST_TMPFS:+tmpfs}"`))
+			w := stageScript(t, b, pod, nil)
+			os.Remove(filepath.Join(w.dir, "log/a.0"))
+			w.start(shell, "7")
+			if code := w.end(); code != 0 || w.read("log/a.0") != want {
+				t.Errorf("mode %v: exit code %d, log %q, want %q", mode, code, w.read("log/a.0"), want)
+			}
+		}
+	})
+}
+
 func TestPodScriptHosts(t *testing.T) {
 	t.Parallel()
 	eachShell(t, func(t *testing.T, shell []string) {

@@ -129,7 +129,7 @@ func TestRuntimeArgv(t *testing.T) {
 	yes, no, user := true, false, int64(1234)
 	node := func(p *v1.Pod) { p.Spec.HostNetwork = true } // no host name: the words of interest are few
 	const head = `'/opt/apptainer' --quiet run --containall --no-eval --no-umask`
-	const tail = `--overlay "$scratch/c" --workdir "$scratch/c" --pwd '/'`
+	const tail = `${overlay:+--overlay "$scratch/c"} ${tmpfs:+--writable-tmpfs} --workdir "$scratch/c" --pwd '/'`
 	tests := []struct {
 		name string
 		pod  func(*v1.Pod)
@@ -139,7 +139,7 @@ func TestRuntimeArgv(t *testing.T) {
 		{"image's own program", node, v1.Container{Image: "app"}, head + ` ` + tail + ` 'docker://app'`},
 		{"args replace CMD", node, v1.Container{Image: "app", Args: []string{"-c", "x"}}, head + ` ` + tail + ` 'docker://app' '-c' 'x'`},
 		{"command replaces ENTRYPOINT", node, v1.Container{Image: "app", Command: []string{"sh"}, Args: []string{"-c"}, WorkingDir: "/it's"},
-			strings.Replace(head, "run", "exec", 1) + ` --overlay "$scratch/c" --workdir "$scratch/c" --pwd '/it'\''s' 'docker://app' 'sh' '-c'`},
+			strings.Replace(head, "run", "exec", 1) + ` ${overlay:+--overlay "$scratch/c"} ${tmpfs:+--writable-tmpfs} --workdir "$scratch/c" --pwd '/it'\''s' 'docker://app' 'sh' '-c'`},
 		{"devices, registry, mounts", node, v1.Container{
 			Image: "r:5000/app", Command: []string{"x"}, Resources: v1.ResourceRequirements{Limits: gpu},
 			VolumeMounts: []v1.VolumeMount{{Name: "v", MountPath: "/data", ReadOnly: true}}},
@@ -153,19 +153,19 @@ func TestRuntimeArgv(t *testing.T) {
 		{"user", node, v1.Container{
 			Image: "app", SecurityContext: &v1.SecurityContext{RunAsUser: &user, AllowPrivilegeEscalation: &yes},
 			VolumeMounts: []v1.VolumeMount{{Name: "v", MountPath: "/it's"}}},
-			`${holder:+nsenter -U -t "$holder" --} '/opt/apptainer' --silent run --containall --no-eval --no-umask --no-mount tmp --overlay "$scratch/c" --pwd '/'` +
+			`${holder:+nsenter -U -t "$holder" --} '/opt/apptainer' --silent run --containall --no-eval --no-umask ${overlay:+--overlay "$scratch/c"} ${tmpfs:+--writable-tmpfs} ${holder:+--no-mount tmp} --pwd '/'` +
 				` ${holder:+--home /none:/ --security uid:1234 --security gid:0} --mount 'type=bind,source='"$scratch/.vol/"'v,destination=/it'\''s' 'docker://app'`},
 		{"groups", func(p *v1.Pod) {
 			node(p)
 			p.Spec.SecurityContext = &v1.PodSecurityContext{FSGroup: &user, SupplementalGroups: []int64{7, 1234}}
 		}, v1.Container{Image: "app", SecurityContext: &v1.SecurityContext{AllowPrivilegeEscalation: &no, Capabilities: &v1.Capabilities{Drop: []v1.Capability{"chown", "CAP_KILL"}}}},
-			`${holder:+nsenter -U -t "$holder" --} ${holder:+setpriv --no-new-privs} '/opt/apptainer' --silent run --containall --no-eval --no-umask --no-mount tmp --overlay "$scratch/c" --pwd '/'` +
+			`${holder:+nsenter -U -t "$holder" --} ${holder:+setpriv --no-new-privs} '/opt/apptainer' --silent run --containall --no-eval --no-umask ${overlay:+--overlay "$scratch/c"} ${tmpfs:+--writable-tmpfs} ${holder:+--no-mount tmp} --pwd '/'` +
 				` ${holder:+--security gid:0:1234:7 --add-caps all --drop-caps CAP_CHOWN,CAP_KILL} 'docker://app'`},
 		{"root", func(p *v1.Pod) {
 			node(p)
 			p.Spec.SecurityContext = &v1.PodSecurityContext{RunAsUser: new(int64)}
 		}, v1.Container{Image: "app", SecurityContext: &v1.SecurityContext{Capabilities: &v1.Capabilities{Drop: []v1.Capability{"ALL"}}}},
-			`${holder:+nsenter -U -t "$holder" --} '/opt/apptainer' --silent run --containall --no-eval --no-umask --no-mount tmp --overlay "$scratch/c" --pwd '/' ${holder:+--drop-caps all} 'docker://app'`},
+			`${holder:+nsenter -U -t "$holder" --} '/opt/apptainer' --silent run --containall --no-eval --no-umask ${overlay:+--overlay "$scratch/c"} ${tmpfs:+--writable-tmpfs} ${holder:+--no-mount tmp} --pwd '/' ${holder:+--drop-caps all} 'docker://app'`},
 	}
 	for _, tc := range tests {
 		pod := &v1.Pod{Spec: v1.PodSpec{Volumes: []v1.Volume{{Name: "v", VolumeSource: v1.VolumeSource{EmptyDir: &v1.EmptyDirVolumeSource{}}}}}}

@@ -459,6 +459,14 @@ prepare() {
 	if ! { [ -d "$base" ] && [ ! -L "$base" ] && [ -O "$base" ]; }; then
 		base=$(mktemp -d "$base.XXXXXX") || return
 	fi
+	# A set-uid runtime lets no user overlay a directory; it does so in a user
+	# namespace of ours. Its own tmpfs is small.
+	overlay=1 tmpfs=''
+	runtime=$(command -v 'apptainer')
+	if [ -L "$runtime" ]; then runtime=$(readlink -f "$runtime"); fi
+	for old in "${runtime%/bin/*}"/lib*/*/bin/starter-suid "${runtime%/bin/*}"/lib*/*/*/bin/starter-suid; do
+		[ ! -u "$old" ] || overlay='' tmpfs=1
+	done
 	born $$
 	scratch=$base/$SLURM_JOB_ID.$$.$start
 	mkdir -p "$scratch/train" "$scratch/watch" || return
@@ -524,6 +532,12 @@ range() {
 	while IFS=: read -r key from many; do
 		case $key in "$name" | "$me") first=$from total=$many && break ;; esac
 	done <"$1"
+	if [ -z "$first" ]; then # the site may keep them elsewhere
+		case $1 in *uid) map=$(getsubids "$name") ;; *) map=$(getsubids -g "$name") ;; esac
+		IFS=' ' read -r key from first total rest <<-IDS
+			$map
+		IDS
+	fi
 	case $first$total in '' | *[!0-9]*) return 1 ;; esac
 	map=''
 	for id in $2; do
@@ -554,7 +568,7 @@ container_1() { # train
 	fresh train
 	exec 'apptainer' --quiet exec \
 		--containall --no-eval --no-umask --nv --hostname 'gpu' \
-		--overlay "$scratch/train" --workdir "$scratch/train" --pwd '/' \
+		${overlay:+--overlay "$scratch/train"} ${tmpfs:+--writable-tmpfs} --workdir "$scratch/train" --pwd '/' \
 		--mount 'type=bind,source=/home/user/.knoc/knoc-c1/6c2f1a52-0000-4000-8000-000000000005/run/hosts,destination=/etc/hosts' \
 		'oras://ghcr.io/example/train:2' 'true'
 }
@@ -564,7 +578,7 @@ container_2() { # watch
 	fresh watch
 	exec 'apptainer' --quiet exec \
 		--containall --no-eval --no-umask --hostname 'gpu' \
-		--overlay "$scratch/watch" --workdir "$scratch/watch" --pwd '/' \
+		${overlay:+--overlay "$scratch/watch"} ${tmpfs:+--writable-tmpfs} --workdir "$scratch/watch" --pwd '/' \
 		--mount 'type=bind,source=/home/user/.knoc/knoc-c1/6c2f1a52-0000-4000-8000-000000000005/run/hosts,destination=/etc/hosts' \
 		'docker://busybox' 'true'
 }

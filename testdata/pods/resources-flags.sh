@@ -462,6 +462,14 @@ prepare() {
 	if ! { [ -d "$base" ] && [ ! -L "$base" ] && [ -O "$base" ]; }; then
 		base=$(mktemp -d "$base.XXXXXX") || return
 	fi
+	# A set-uid runtime lets no user overlay a directory; it does so in a user
+	# namespace of ours. Its own tmpfs is small.
+	overlay=1 tmpfs=''
+	runtime=$(command -v 'apptainer')
+	if [ -L "$runtime" ]; then runtime=$(readlink -f "$runtime"); fi
+	for old in "${runtime%/bin/*}"/lib*/*/bin/starter-suid "${runtime%/bin/*}"/lib*/*/*/bin/starter-suid; do
+		[ ! -u "$old" ] || overlay='' tmpfs=1
+	done
 	born $$
 	scratch=$base/$SLURM_JOB_ID.$$.$start
 	mkdir -p "$scratch/big" "$scratch/a" "$scratch/b" || return
@@ -527,6 +535,12 @@ range() {
 	while IFS=: read -r key from many; do
 		case $key in "$name" | "$me") first=$from total=$many && break ;; esac
 	done <"$1"
+	if [ -z "$first" ]; then # the site may keep them elsewhere
+		case $1 in *uid) map=$(getsubids "$name") ;; *) map=$(getsubids -g "$name") ;; esac
+		IFS=' ' read -r key from first total rest <<-IDS
+			$map
+		IDS
+	fi
 	case $first$total in '' | *[!0-9]*) return 1 ;; esac
 	map=''
 	for id in $2; do
@@ -568,7 +582,7 @@ container_1() { # big
 	fresh big
 	exec 'apptainer' --quiet exec \
 		--containall --no-eval --no-umask --hostname 'resources-flags' \
-		--overlay "$scratch/big" --workdir "$scratch/big" --pwd '/' \
+		${overlay:+--overlay "$scratch/big"} ${tmpfs:+--writable-tmpfs} --workdir "$scratch/big" --pwd '/' \
 		--mount 'type=bind,source=/home/user/.knoc/knoc-c1/6c2f1a52-0000-4000-8000-000000000006/run/hosts,destination=/etc/hosts' \
 		'docker://busybox' 'true'
 }
@@ -578,7 +592,7 @@ container_2() { # a
 	fresh a
 	exec 'apptainer' --quiet exec \
 		--containall --no-eval --no-umask --hostname 'resources-flags' \
-		--overlay "$scratch/a" --workdir "$scratch/a" --pwd '/' \
+		${overlay:+--overlay "$scratch/a"} ${tmpfs:+--writable-tmpfs} --workdir "$scratch/a" --pwd '/' \
 		--mount 'type=bind,source=/home/user/.knoc/knoc-c1/6c2f1a52-0000-4000-8000-000000000006/run/hosts,destination=/etc/hosts' \
 		'docker://busybox' 'true'
 }
@@ -588,7 +602,7 @@ container_3() { # b
 	fresh b
 	exec 'apptainer' --quiet exec \
 		--containall --no-eval --no-umask --hostname 'resources-flags' \
-		--overlay "$scratch/b" --workdir "$scratch/b" --pwd '/' \
+		${overlay:+--overlay "$scratch/b"} ${tmpfs:+--writable-tmpfs} --workdir "$scratch/b" --pwd '/' \
 		--mount 'type=bind,source=/home/user/.knoc/knoc-c1/6c2f1a52-0000-4000-8000-000000000006/run/hosts,destination=/etc/hosts' \
 		'docker://busybox' 'true'
 }

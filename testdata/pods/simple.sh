@@ -457,6 +457,14 @@ prepare() {
 	if ! { [ -d "$base" ] && [ ! -L "$base" ] && [ -O "$base" ]; }; then
 		base=$(mktemp -d "$base.XXXXXX") || return
 	fi
+	# A set-uid runtime lets no user overlay a directory; it does so in a user
+	# namespace of ours. Its own tmpfs is small.
+	overlay=1 tmpfs=''
+	runtime=$(command -v 'apptainer')
+	if [ -L "$runtime" ]; then runtime=$(readlink -f "$runtime"); fi
+	for old in "${runtime%/bin/*}"/lib*/*/bin/starter-suid "${runtime%/bin/*}"/lib*/*/*/bin/starter-suid; do
+		[ ! -u "$old" ] || overlay='' tmpfs=1
+	done
 	born $$
 	scratch=$base/$SLURM_JOB_ID.$$.$start
 	mkdir -p "$scratch/main" || return
@@ -522,6 +530,12 @@ range() {
 	while IFS=: read -r key from many; do
 		case $key in "$name" | "$me") first=$from total=$many && break ;; esac
 	done <"$1"
+	if [ -z "$first" ]; then # the site may keep them elsewhere
+		case $1 in *uid) map=$(getsubids "$name") ;; *) map=$(getsubids -g "$name") ;; esac
+		IFS=' ' read -r key from first total rest <<-IDS
+			$map
+		IDS
+	fi
 	case $first$total in '' | *[!0-9]*) return 1 ;; esac
 	map=''
 	for id in $2; do
@@ -552,7 +566,7 @@ container_1() { # main
 	fresh main
 	exec 'apptainer' --quiet exec \
 		--containall --no-eval --no-umask --hostname 'simple' \
-		--overlay "$scratch/main" --workdir "$scratch/main" --pwd '/' \
+		${overlay:+--overlay "$scratch/main"} ${tmpfs:+--writable-tmpfs} --workdir "$scratch/main" --pwd '/' \
 		--mount 'type=bind,source=/home/user/.knoc/knoc-c1/6c2f1a52-0000-4000-8000-000000000001/run/hosts,destination=/etc/hosts' \
 		'docker://busybox' 'sh' '-c' 'echo "it'\''s alive"'
 }

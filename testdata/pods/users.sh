@@ -459,6 +459,14 @@ prepare() {
 	if ! { [ -d "$base" ] && [ ! -L "$base" ] && [ -O "$base" ]; }; then
 		base=$(mktemp -d "$base.XXXXXX") || return
 	fi
+	# A set-uid runtime lets no user overlay a directory; it does so in a user
+	# namespace of ours. Its own tmpfs is small.
+	overlay=1 tmpfs=''
+	runtime=$(command -v 'apptainer')
+	if [ -L "$runtime" ]; then runtime=$(readlink -f "$runtime"); fi
+	for old in "${runtime%/bin/*}"/lib*/*/bin/starter-suid "${runtime%/bin/*}"/lib*/*/*/bin/starter-suid; do
+		[ ! -u "$old" ] || overlay='' tmpfs=1
+	done
 	born $$
 	scratch=$base/$SLURM_JOB_ID.$$.$start
 	mkdir -p "$scratch/root" || return
@@ -524,6 +532,12 @@ range() {
 	while IFS=: read -r key from many; do
 		case $key in "$name" | "$me") first=$from total=$many && break ;; esac
 	done <"$1"
+	if [ -z "$first" ]; then # the site may keep them elsewhere
+		case $1 in *uid) map=$(getsubids "$name") ;; *) map=$(getsubids -g "$name") ;; esac
+		IFS=' ' read -r key from first total rest <<-IDS
+			$map
+		IDS
+	fi
 	case $first$total in '' | *[!0-9]*) return 1 ;; esac
 	map=''
 	for id in $2; do
@@ -568,7 +582,7 @@ container_2() { # root
 	fresh root
 	exec ${holder:+nsenter -U -t "$holder" --} 'apptainer' --silent exec \
 		--containall --no-eval --no-umask --hostname 'web-0' \
-		--no-mount tmp --overlay "$scratch/root" --pwd '/' \
+		${overlay:+--overlay "$scratch/root"} ${tmpfs:+--writable-tmpfs} ${holder:+--no-mount tmp} --pwd '/' \
 		${holder:+--security gid:0:77:88:1000620000 --add-caps all --drop-caps CAP_NET_RAW} \
 		--mount 'type=bind,source=/home/user/.knoc/knoc-c1/6c2f1a52-0000-4000-8000-000000000007/run/hosts,destination=/etc/hosts' \
 		'docker://busybox' 'id'
@@ -656,6 +670,7 @@ prepare
 
 # The pod's users.
 take_ids '' '1000620000'
+[ -z "$holder" ] || overlay=1 tmpfs=''
 if [ -n "$why" ]; then
 	note noids "$why"
 	failed=1 # nothing starts
