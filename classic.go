@@ -392,9 +392,8 @@ func RemoteExecution(p *KNOCProvider, ctx context.Context, mode int8, imageLocat
 // classicRemote is the directory of the single containers' jobs. It is one like
 // the loop's own, within it: classicstage.sh.tmpl gives it the same epochs.
 func (p *KNOCProvider) classicRemote() *remote {
-	r := *p.remote
-	r.dir += "/classic"
-	return &r
+	r := p.remote
+	return &remote{ssh: r.ssh, node: r.node, base: r.base, root: r.root, log: r.log, dir: r.dir + "/classic", user: r.user, epoch: r.currentEpoch()}
 }
 
 // sharedDirs takes the pod's emptyDir volumes out of one container's files:
@@ -437,8 +436,10 @@ func runOver(ctx context.Context, client *ssh.Client, script string, in io.Reade
 	switch {
 	case ctx.Err() != nil:
 		return fmt.Errorf("%w: %w", errConnection, context.Cause(ctx))
+	case errors.As(err, &status) && status.ExitStatus() == exitFenced:
+		return errFenced
 	case errors.As(err, &status):
-		return fenced(&exitError{status.ExitStatus(), stderr.String()})
+		return &exitError{status.ExitStatus(), stderr.String()}
 	case err != nil:
 		return fmt.Errorf("%w: %w", errConnection, err)
 	case !strings.HasSuffix(strings.TrimSpace(stdout.String()), last):

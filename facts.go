@@ -18,6 +18,8 @@ type facts struct {
 	ips                 []string
 	runs                map[string]*runs // by container
 	pulls               map[string]*pull // by container
+	oomExplained        bool             // a run that the kernel killed for memory is too old to be here
+	oomUnclear          bool             // it killed a process of one of several containers
 	ended               bool             // the journal has its end
 	code                int32            // of done
 	noids               string           // what the node lacks for user ids of the pod's own
@@ -71,6 +73,7 @@ const (
 
 func newFacts(journal []event) *facts {
 	f := &facts{runs: map[string]*runs{}, pulls: map[string]*pull{}}
+	defer f.blame()
 	for _, e := range journal {
 		f.last = e.Time
 		switch e.Word {
@@ -147,6 +150,41 @@ func (r *run) note(e event) {
 	}
 }
 
+// blame decides whose the processes were that the kernel killed for memory. The
+// containers of a job share their memory and one count of kills, so every run
+// during which it rose is noted. Those that were killed themselves explain it,
+// else those that failed. Of several that ended with 0 none can be told.
+func (f *facts) blame() {
+	var noted []*run
+	worst := 0
+	rank := func(r *run) int {
+		switch r.code {
+		case oomCode:
+			return 3
+		case 0:
+			return 1
+		}
+		return 2
+	}
+	if f.oomExplained {
+		worst = 3
+	}
+	for _, r := range f.runs {
+		for _, r := range []*run{&r.run, r.before} {
+			if r != nil && r.oom && !r.end.IsZero() {
+				noted = append(noted, r)
+				worst = max(worst, rank(r))
+			}
+		}
+	}
+	f.oomUnclear = worst == 1 && len(noted) > 1
+	for _, r := range noted {
+		if rank(r) < worst || f.oomUnclear {
+			r.oom = false
+		}
+	}
+}
+
 // begin notes the run of a "start" or "exit", unless it is known already.
 func (f *facts) begin(e event) {
 	if len(e.Args) < 2 {
@@ -165,6 +203,9 @@ func (f *facts) begin(e event) {
 				before.end, before.code = e.Time, unknownCode
 			}
 			next.before = &before
+		}
+		if old := r.before; old != nil && next.before != old && old.oom && old.code == oomCode {
+			f.oomExplained = true
 		}
 		f.runs[e.Args[0]] = next
 	}

@@ -1,6 +1,7 @@
 package knoc
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"slices"
@@ -37,6 +38,9 @@ type loop struct {
 	stopAt, removeAt          time.Time // not before, after an error
 	sacctBusy                 bool
 	sshTrouble, slurmTrouble  string
+	dirTrouble                string    // the node's directory is gone or cannot be used
+	dirSince, healAt          time.Time // since when; not to be made again before
+	healing                   bool
 	apiChanged                bool
 	wakeup                    time.Time // when reconcile wants to run again
 }
@@ -107,7 +111,7 @@ func (l *loop) adopt() error {
 				w.restart = max(w.restart, f.Restart)
 				w.reported, w.adopted = w.jobID != "", len(w.events)
 			}
-			l.log.Info("adopted", "directory", l.remote.dir, "epoch", l.remote.epoch, "pods", len(all))
+			l.log.Info("adopted", "directory", l.remote.dir, "epoch", l.remote.currentEpoch(), "pods", len(all))
 			l.setState()
 			return nil
 		}
@@ -207,6 +211,9 @@ func (l *loop) heard(err error) {
 	if errors.Is(err, errConnection) {
 		trouble = err.Error()
 	}
+	if exit := (*exitError)(nil); errors.As(err, &exit) && exit.Status == exitCantCreate {
+		l.directoryIsGone(exit)
+	}
 	if trouble != l.sshTrouble {
 		l.sshTrouble = trouble
 		l.setState()
@@ -215,10 +222,7 @@ func (l *loop) heard(err error) {
 
 // setState publishes the cluster's state for the node object.
 func (l *loop) setState() {
-	problem := l.sshTrouble
-	if problem == "" {
-		problem = l.slurmTrouble
-	}
+	problem := cmp.Or(l.sshTrouble, l.dirTrouble, l.slurmTrouble)
 	if problem != l.state.Problem {
 		if problem != "" {
 			l.log.Warn("the cluster cannot be asked; pods keep their status", "err", problem)
@@ -257,6 +261,7 @@ func (l *loop) reconcile(now time.Time) {
 	l.startSqueue(now, todo)
 	l.startSacct(now, todo.sacct)
 	l.startSinfo(now)
+	l.startHeal(now)
 	for _, w := range l.works {
 		l.publish(w, now)
 	}

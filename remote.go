@@ -11,9 +11,11 @@ import (
 	"io"
 	"io/fs"
 	"log/slog"
+	"path"
 	"regexp"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	v1 "k8s.io/api/core/v1"
@@ -39,14 +41,28 @@ const (
 // change it. It keeps no state but what start told it; all of it may be called
 // from any goroutine after start.
 type remote struct {
-	ssh   *sshClient
-	node  string // Kubernetes node name
-	base  string // directory name: <node>-<cluster id>
-	root  string // --remote-dir
-	log   *slog.Logger
-	dir   string // absolute path of base, told by start
-	epoch string
-	user  string // who we are on the login node
+	ssh  *sshClient
+	node string // Kubernetes node name
+	base string // directory name: <node>-<cluster id>
+	root string // --remote-dir
+	log  *slog.Logger
+	dir  string // absolute path of base, told by start
+	user string // who we are on the login node
+
+	mu    sync.Mutex
+	epoch string // told by start, and by heal
+}
+
+func (r *remote) currentEpoch() string {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.epoch
+}
+
+func (r *remote) setEpoch(epoch string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.epoch = epoch
 }
 
 // podMeta is the file meta of a pod's directory: what a knoc that starts must
@@ -100,7 +116,7 @@ func (r *remote) start(ctx context.Context) ([]found, error) {
 		case "dir":
 			r.dir = string(body)
 		case "epoch":
-			r.epoch = string(body)
+			r.setEpoch(string(body))
 		case "user":
 			r.user = string(body)
 		case "pod":
@@ -324,7 +340,8 @@ func (r *remote) adopt(ctx context.Context, ids map[types.UID]string) error {
 
 // change runs a fenced script: data gets the fence's fields added.
 func (r *remote) change(ctx context.Context, template string, data map[string]any, in io.Reader, each func(string, []byte) error) error {
-	data["Dir"], data["Epoch"] = r.dir, r.epoch
+	epoch := r.currentEpoch()
+	data["Dir"], data["Epoch"] = r.dir, epoch
 	script, err := render(template, data)
 	if err != nil {
 		return err
@@ -332,15 +349,34 @@ func (r *remote) change(ctx context.Context, template string, data map[string]an
 	if each == nil {
 		each = func(string, []byte) error { return nil }
 	}
-	return fenced(r.ssh.Exchange(ctx, script, in, each))
+	return r.fenced(r.ssh.Exchange(ctx, script, in, each), epoch)
 }
 
-// fenced turns the exit status of the fence into errFenced.
-func fenced(err error) error {
+// fenced turns the exit status of the fence into errFenced. An exchange of
+// before the directory was made again is only to be sent again.
+func (r *remote) fenced(err error, epoch string) error {
 	if exit := (*exitError)(nil); errors.As(err, &exit) && exit.Status == exitFenced {
+		if r.currentEpoch() != epoch {
+			return fmt.Errorf("%w: the node's directory was made again in the meantime", errConnection)
+		}
 		return errFenced
 	}
 	return err
+}
+
+// heal makes the node's directory again when it was taken away, with an epoch
+// of its own.
+func (r *remote) heal(ctx context.Context) error {
+	script, err := render("heal.sh.tmpl", map[string]any{"Node": r.node, "Root": path.Dir(r.dir), "Base": r.base})
+	if err != nil {
+		return err
+	}
+	return r.ssh.Exchange(ctx, script, nil, func(name string, body []byte) error {
+		if name == "epoch" {
+			r.setEpoch(string(body))
+		}
+		return nil
+	})
 }
 
 // slurmError is a Slurm command that ended with an error: Slurm was reached

@@ -177,10 +177,12 @@ func ending(pod *v1.Pod, o *observed, f *facts) *podEnd {
 		if f.code == 0 && f.succeeded(&pod.Spec) {
 			end.phase = v1.PodSucceeded
 		}
-		if end.phase == v1.PodSucceeded && over && o.Job.State == "OUT_OF_MEMORY" {
+		if end.phase == v1.PodSucceeded && (f.oomUnclear || over && o.Job.State == "OUT_OF_MEMORY") {
 			// The kernel killed a process, and neither it nor the exit codes tell whose.
 			end.phase = v1.PodFailed
-			end.reason, end.message = o.Job.ending()
+			killed := o.Job
+			killed.State = "OUT_OF_MEMORY"
+			end.reason, end.message = killed.ending()
 		}
 		return end
 	case over:

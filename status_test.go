@@ -186,6 +186,10 @@ func TestFold(t *testing.T) {
 		{name: "a child was killed for memory", policy: never, pod: "a", journal: "start a 0; oom a 0; exit a 0 1; done 1", want: "Failed; a OOMKilled 1"},
 		{name: "a child was killed, the container ended with 0", policy: never, pod: "a b", journal: "start a 0; start b 0; oom a 0; exit a 0 0; exit b 0 0; done 0", want: "Failed; a OOMKilled 137; b Completed 0"},
 		{name: "a run before was killed for memory", policy: onFailure, pod: "a", journal: "start a 0; exit a 0 137; oom a 0; backoff a 0 10; start a 1; exit a 1 0; done 0", want: "Succeeded; a Completed 0 last 137 restarts 1"},
+		{name: "the count is the job's: who was killed explains it", policy: never, pod: "a b", journal: "start a 0; start b 0; exit a 0 137; oom a 0; exit b 0 0; oom b 0; done 1", want: "Failed; a OOMKilled 137; b Completed 0"},
+		{name: "who failed explains it", policy: never, pod: "a b", journal: "start a 0; start b 0; exit a 0 3; oom a 0; exit b 0 0; oom b 0; done 1", want: "Failed; a OOMKilled 3; b Completed 0"},
+		{name: "an older run explains it", policy: onFailure, pod: "a b", journal: "start a 0; start b 0; exit a 0 137; oom a 0; start a 1; exit a 1 3; start a 2; exit a 2 0; oom b 0; exit b 0 0; done 0", want: "Succeeded; a Completed 0 last 3 restarts 2; b Completed 0"},
+		{name: "nobody explains it", policy: never, pod: "a b", journal: "start a 0; start b 0; exit a 0 0; oom a 0; exit b 0 0; oom b 0; done 0", want: "Failed OOMKilled; a Completed 0; b Completed 0", message: "job 7 used more memory than it was given"},
 		{name: "out of memory, the script ended with 0", policy: never, pod: "a", o: observed{Job: slurm("OUT_OF_MEMORY")}, journal: "start a 0; exit a 0 0; done 0", want: "Failed OOMKilled; a OOMKilled 137", message: "job 7 used more memory than it was given"},
 		{name: "out of memory, nobody knows whose", policy: never, pod: "a b", o: observed{Job: slurm("OUT_OF_MEMORY")}, journal: "start a 0; start b 0; exit a 0 0; exit b 0 0; done 0", want: "Failed OOMKilled; a Completed 0; b Completed 0"},
 		{name: "killed by its liveness probe, Slurm is not asked", policy: never, pod: "a", o: observed{Job: slurm("COMPLETING")}, journal: "start a 0; unhealthy a 0 liveness 3; kill a 0 liveness 1; exit a 0 137; done 1", want: "Failed; a Error 137"},
@@ -242,6 +246,9 @@ func TestFold(t *testing.T) {
 		}
 		c.o.Submitted = c.o.Waiting == nil
 		c.o.Journal = journal(c.journal)
+		if strings.Contains(c.message, "job 7") {
+			c.o.Job.ID = "7"
+		}
 		s := fold(pod, c.o)
 		if got := brief(s); got != c.want {
 			t.Errorf("%s: %s\nwant %s", c.name, got, c.want)

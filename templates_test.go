@@ -23,6 +23,7 @@ func TestScripts(t *testing.T) {
 		"slurm":         map[string]any{"Seconds": 60, "Words": []string{"squeue", "--noheader", "--format=" + squeueFormat, nasty}, "Fenced": false},
 		"stop":          map[string]any{"Dir": dir, "Epoch": epoch, "Commands": []command{{"u-1", "12", "stop", "-", 30, true}}, "Cancel": []string{"13"}, "Pending": []string{"14", nasty}},
 		"remove":        map[string]any{"Dir": dir, "Epoch": epoch, "UIDs": []string{"u-1", nasty}},
+		"heal":          map[string]any{"Node": "knoc", "Root": "/home/u/my dir", "Base": "knoc-c1"},
 		"adopt":         map[string]any{"Dir": dir, "Epoch": epoch, "Jobs": []struct{ UID, JobID string }{{"u-1", "12"}, {nasty, nasty}}},
 		"watch":         map[string]any{"Dir": dir, "Epoch": epoch},
 		"exec":          execData{JobID: "12", Step: "knoc-exec-1", Mark: "@MARK", Enter: dir + "/u-1/run/enter", Container: "main", Argv: []string{"sh", "-c", nasty}},

@@ -25,7 +25,7 @@ const (
 func (l *loop) watch(ctx context.Context) {
 	for tries := 0; ctx.Err() == nil; tries++ {
 		began := l.now()
-		err := l.watchSession(ctx)
+		err := l.watchSession(ctx, func() { l.post(ctx, l.directoryIsThere) })
 		if ctx.Err() != nil {
 			return
 		}
@@ -51,7 +51,8 @@ type asker interface {
 	close()
 }
 
-func (p *KNOCProvider) watchSession(ctx context.Context) error {
+// watchSession calls works when the session has answered once.
+func (p *KNOCProvider) watchSession(ctx context.Context, works func()) error {
 	a, err := p.remote.watch(ctx, p.cfg.Poll)
 	if err != nil {
 		return err
@@ -71,6 +72,7 @@ func (p *KNOCProvider) watchSession(ctx context.Context) error {
 		until   time.Time
 	}
 	again := map[types.UID]unseen{}
+	answered := false
 	for uid, restart := range seen.held {
 		again[uid] = unseen{restart, p.now().Add(2 * staleFor)}
 	}
@@ -87,6 +89,10 @@ func (p *KNOCProvider) watchSession(ctx context.Context) error {
 			return nil
 		}); err != nil {
 			return err
+		}
+		if !answered {
+			answered = true
+			works()
 		}
 		want := p.unread(false)
 		for uid, restart := range restarts {
@@ -278,21 +284,26 @@ func (p *KNOCProvider) pace() time.Duration {
 
 // watch starts watch.sh: held, or once per ask when it polls.
 func (r *remote) watch(ctx context.Context, poll time.Duration) (asker, error) {
-	script, err := render("watch.sh.tmpl", map[string]any{"Dir": r.dir, "Epoch": r.epoch})
+	epoch := r.currentEpoch()
+	script, err := render("watch.sh.tmpl", map[string]any{"Dir": r.dir, "Epoch": epoch})
 	if err != nil {
 		return nil, err
 	}
 	if poll > 0 {
-		return &poller{r.ssh, script}, nil
+		return &poller{r, script, epoch}, nil
 	}
 	s, err := r.ssh.Hold(ctx, script)
 	if err != nil {
 		return nil, err
 	}
-	return holder{s}, nil
+	return holder{r, s, epoch}, nil
 }
 
-type holder struct{ s *session }
+type holder struct {
+	remote *remote
+	s      *session
+	epoch  string
+}
 
 func (h holder) close() { h.s.Close() }
 
@@ -301,13 +312,13 @@ func (h holder) ask(ctx context.Context, requests []string, each func(string, []
 	defer cancel()
 	for _, line := range append(requests, "done") {
 		if err := h.s.Send(line); err != nil {
-			return fenced(err)
+			return h.remote.fenced(err, h.epoch)
 		}
 	}
 	for {
 		name, body, err := h.s.Next(ctx)
 		if err != nil {
-			return fenced(err)
+			return h.remote.fenced(err, h.epoch)
 		}
 		if name == "done" {
 			return nil
@@ -319,8 +330,9 @@ func (h holder) ask(ctx context.Context, requests []string, each func(string, []
 }
 
 type poller struct {
-	ssh    *sshClient
+	remote *remote
 	script string
+	epoch  string
 }
 
 func (p *poller) close() {}
@@ -329,5 +341,5 @@ func (p *poller) ask(ctx context.Context, requests []string, each func(string, [
 	ctx, cancel := context.WithTimeout(ctx, watchLimit)
 	defer cancel()
 	in := strings.NewReader(strings.Join(requests, "\n") + "\n")
-	return fenced(p.ssh.Exchange(ctx, p.script, in, each))
+	return p.remote.fenced(p.remote.ssh.Exchange(ctx, p.script, in, each), p.epoch)
 }

@@ -1,13 +1,18 @@
 # End the job of a single container and remove its directory.
 cd '/home/hpcuser/.knoc/knoc-c1' 2>/dev/null || exit 0 # there never was one
 # Only the knoc with the highest epoch may change anything here: an older one
-# that still runs, or an exchange of it that was held up, ends with 75.
+# that still runs, or an exchange of it that was held up, ends with 75. Where
+# there is no epoch at all the directory was taken away: 73.
 cd '/home/hpcuser/.knoc/knoc-c1' || exit 73
 umask 077
 fence() {
 	set -- epoch/*
 	for last; do :; done
-	[ "$last" = epoch/1000000001 ] || exit 75
+	case $last in
+	epoch/1000000001) ;;
+	'epoch/*') exit 73 ;;
+	*) exit 75 ;;
+	esac
 }
 fence
 d='default-u-1-main'
