@@ -145,10 +145,10 @@ func (w *work) setJob(id string, now time.Time) {
 	w.stopSent, w.cancelSent, w.dirty = time.Time{}, time.Time{}, true
 }
 
-// unheard says that Slurm runs the job and the journal does not have it yet: its
-// marker may be lost.
+// unheard says that Slurm runs the job and the journal does not have it yet, or
+// not the start of all containers: its markers may be lost.
 func (w *work) unheard() bool {
-	return w.job.class() == running && w.claim() == "" && w.readAt.Before(w.jobAsOf)
+	return w.job.class() == running && (w.claim() == "" || w.status.Phase == v1.PodPending) && w.readAt.Before(w.jobAsOf)
 }
 
 // jobGone says that Slurm has no live job for the pod.
