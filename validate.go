@@ -48,7 +48,6 @@ const (
 	byScheduler = "what the scheduler and the API server use; nothing is left to do on the node"
 	oneUser     = "everything on the cluster runs as and belongs to the one HPC user"
 	noVolume    = "knoc cannot reach this kind of storage from the cluster; use emptyDir, configMap, secret, downwardAPI or projected"
-	noProbe     = "knoc runs no probes yet; remove it, or let the program itself end when it is not well"
 	noPrivilege = "a job on the cluster has no privileges to give"
 	ownHostName = "containers have a host name and a hosts file of their own"
 	subIDs      = "by the HPC user's subordinate ids, as apptainer --fakeroot; the volumes are on the compute node then. Where there are none, as `--without-subids` says"
@@ -123,9 +122,9 @@ var fieldRules = map[reflect.Type]map[string]rule{
 		"restartPolicyRules":       honour(""),
 		"volumeMounts":             honour(""),
 		"volumeDevices":            reject("a job cannot open raw block devices"),
-		"livenessProbe":            reject(noProbe),
-		"readinessProbe":           reject(noProbe),
-		"startupProbe":             reject(noProbe),
+		"livenessProbe":            honour(""),
+		"readinessProbe":           honour(""),
+		"startupProbe":             honour(""),
 		"lifecycle":                reject("knoc runs no hooks yet; put the steps into the command, and handle SIGTERM in the program"),
 		"terminationMessagePath":   ignore("no termination message is read", "/dev/termination-log"),
 		"terminationMessagePolicy": ignore("no termination message is read", "File"),
@@ -135,6 +134,29 @@ var fieldRules = map[reflect.Type]map[string]rule{
 		"stdinOnce":                ignore("the container's standard input is empty"),
 		"tty":                      ignore("the container's output goes to its log without a terminal"),
 	},
+	typeOf[v1.Probe](): {
+		"":                              honour("the kinds below"),
+		"initialDelaySeconds":           honour(""),
+		"timeoutSeconds":                honour(""),
+		"periodSeconds":                 honour(""),
+		"successThreshold":              honour(""),
+		"failureThreshold":              honour(""),
+		"terminationGracePeriodSeconds": honour(""),
+	},
+	typeOf[v1.ProbeHandler](): {
+		"exec":      honour(""),
+		"httpGet":   honour("with the compute node's curl"),
+		"tcpSocket": honour("with the compute node's curl"),
+		"grpc":      honour("with the compute node's curl"),
+	},
+	typeOf[v1.ExecAction](): {"command": honour("")},
+	typeOf[v1.HTTPGetAction](): {
+		"path": honour(""), "port": honour(""), "scheme": honour(""), "httpHeaders": honour(""), "protocol": honour(""),
+		"host": honour("the pod's address otherwise, which is the compute node's"),
+	},
+	typeOf[v1.HTTPHeader]():      {"name": honour(""), "value": honour("")},
+	typeOf[v1.TCPSocketAction](): {"port": honour(""), "host": honour("the pod's address otherwise, which is the compute node's")},
+	typeOf[v1.GRPCAction]():      {"port": honour("at the pod's address"), "service": honour(""), "mode": honour("")},
 	typeOf[v1.PodSecurityContext](): {
 		"seLinuxOptions":           reject(noPrivilege),
 		"windowsOptions":           reject("the cluster runs Linux"),
@@ -273,6 +295,7 @@ func checkPod(pod *v1.Pod) (sentences []string, err error) {
 	k.volumes(pod)
 	k.containers(pod)
 	k.users(pod)
+	k.probes(pod)
 	if len(k.refused) > 0 {
 		return k.ignored, refuse(k.reason, "%s", strings.Join(k.refused, "; "))
 	}

@@ -8,6 +8,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/util/intstr"
 	"sigs.k8s.io/yaml"
 )
 
@@ -55,6 +56,8 @@ func TestFieldRulesReachEveryType(t *testing.T) {
 		typeOf[v1.ContainerPort](),
 		// Resolved field by field in env.go and volumes.go.
 		typeOf[v1.EnvFromSource](), typeOf[v1.ObjectFieldSelector](), typeOf[v1.ResourceFieldSelector](), typeOf[v1.ConfigMapKeySelector](), typeOf[v1.SecretKeySelector](),
+		// A number or a name, which probes.go resolves.
+		typeOf[intstr.IntOrString](),
 	} {
 		whole[typ] = true
 	}
@@ -192,6 +195,9 @@ spec:
     workingDir: /tmp
     imagePullPolicy: IfNotPresent
     lifecycle: {}
+    startupProbe: {grpc: {port: 1, service: a, mode: TLS}, failureThreshold: 3, initialDelaySeconds: 1, terminationGracePeriodSeconds: 1}
+    readinessProbe: {httpGet: {path: /, port: 80, host: h, scheme: HTTPS, protocol: HTTP1, httpHeaders: [{name: A, value: b}]}, successThreshold: 2, timeoutSeconds: 1}
+    livenessProbe: {exec: {command: [a]}, periodSeconds: 5}
     envFrom: [{prefix: P_, configMapRef: {name: cm}}, {secretRef: {name: s, optional: true}}]
     env: [{name: A, valueFrom: {fieldRef: {fieldPath: status.podIP}}}, {name: B, valueFrom: {resourceFieldRef: {resource: limits.cpu}}}, {name: C, valueFrom: {secretKeyRef: {name: s, key: k}}}, {name: D, valueFrom: {configMapKeyRef: {name: s, key: k}}}]
     securityContext: {runAsNonRoot: true, readOnlyRootFilesystem: false, seccompProfile: {type: Unconfined}, capabilities: {add: [], drop: [ALL]}}
@@ -277,13 +283,13 @@ func TestCheckPodRefused(t *testing.T) {
 		{spec(`securityContext: {windowsOptions: {hostProcess: true}}`), "windowsOptions is not supported"},
 		{spec(`securityContext: {seccompProfile: {type: Localhost, localhostProfile: p.json}}`), "spec.securityContext.seccompProfile.localhostProfile: p.json is not supported"},
 		{spec(`restartPolicy: Sometimes`), `InvalidPod: spec.restartPolicy: "Sometimes"`},
-		{container(`livenessProbe: {tcpSocket: {port: 1}}`), "UnsupportedField: spec.containers[c].livenessProbe is not supported: "},
-		{container(`readinessProbe: {tcpSocket: {port: 1}}`), "spec.containers[c].readinessProbe is not supported"},
-		{container(`startupProbe: {tcpSocket: {port: 1}}`), "spec.containers[c].startupProbe is not supported"},
 		{container(`lifecycle: {preStop: {sleep: {seconds: 1}}}`), "spec.containers[c].lifecycle is not supported"},
 		{container(`restartPolicy: Sometimes`), `InvalidPod: the restartPolicy of container c: "Sometimes"`},
 		{container(`restartPolicyRules: [{action: RestartAllContainers}]`), "spec.containers[c].restartPolicyRules[0].action: RestartAllContainers is not supported"},
 		{container(`restartPolicyRules: [{action: Restart, exitCodes: {operator: Over, values: [4]}}]`), "restartPolicyRules[0].exitCodes.operator: Over is not supported"},
+		{container(`livenessProbe: {}`), "InvalidPod: container c: livenessProbe: it has no handler"},
+		{container(`readinessProbe: {httpGet: {port: web}}`), `InvalidPod: container c: readinessProbe: port: "web" is neither`},
+		{container(`startupProbe: {exec: {command: ["a\0b"]}}`), "spec.containers[c].startupProbe.exec.command[0] holds a NUL byte"},
 		{container(`volumeDevices: [{name: v, devicePath: /dev/x}]`), "volumeDevices is not supported"},
 		{container(`resources: {claims: [{name: a}]}`), "spec.containers[c].resources.claims is not supported"},
 		{container(`securityContext: {privileged: true}`), "spec.containers[c].securityContext.privileged: true is not supported"},

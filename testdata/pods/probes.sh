@@ -1,0 +1,724 @@
+#!/bin/sh
+# Kubernetes pod default/probes
+# uid 0b9f4b2e-0009
+#
+# Written by knoc, which runs Kubernetes pods as Slurm jobs. This script is the
+# whole job: it runs the pod's containers with apptainer as the user who owns the
+# job, restarts them as the pod asks, and appends what happens to a journal that
+# knoc reads. It listens on nothing and needs nothing but this directory:
+#
+#   /home/user/.knoc/knoc-c1/0b9f4b2e-0009
+#
+# To stop it: scancel JOBID. The containers get TERM, and KILL 30 s later.
+#
+#SBATCH --ignore-pbs
+#SBATCH --job-name=knoc-0b9f4b2e-0009
+#SBATCH --comment=default/probes
+#SBATCH --nodes=1
+#SBATCH --ntasks=1
+#SBATCH --partition=batch
+#SBATCH --cpus-per-task=1
+
+# Mechanism only: order, run, restart, signal, write down. What the facts mean is
+# decided by knoc. POSIX sh with the builtins of dash, bash and busybox; what
+# would start a process (cat, seq, ps, mkdir) is avoided, since every pod pays.
+
+# shellcheck disable=SC2016,SC2317 # text in quotes is the pod's; container_1 … are called by number
+
+dir='/home/user/.knoc/knoc-c1/0b9f4b2e-0009'
+uid='0b9f4b2e-0009'
+grace=30     # seconds from TERM to KILL
+backoff=10   # seconds before the first restart; doubles up to 300
+
+PATH=${PATH:-/usr/local/bin:/usr/bin:/bin}
+umask 077
+cd "$dir" || exit 1
+
+# A pod runs once, even when Slurm accepted it twice: the job that makes this
+# link is the one that runs. When ln fails the link itself is asked, because over
+# NFS a request that was sent again fails although the first one was served. A
+# job that is requeued finds its own id and goes on.
+if [ -z "$SLURM_JOB_ID" ]; then
+	echo "knoc: SLURM_JOB_ID is not set: this script runs in a Slurm job only" >&2
+	exit 1
+fi
+ln -s "$SLURM_JOB_ID" claim 2>/dev/null ||
+	[ "$(readlink claim)" = "$SLURM_JOB_ID" ] || exit 0
+
+# ---- The journal ----
+# One line a fact: seconds, a word, container names, numbers, addresses. After
+# each append, when the file is closed again, a marker with a name that was never
+# used before appears in ../changed: on a shared file system the names in a
+# directory are seen long before a file's new size is. Each writer (this shell
+# and one a container) counts for itself and removes its last marker, if knoc
+# has not.
+
+restart=${SLURM_RESTART_COUNT:-0}
+journal=journal.$restart
+writer=0 count=0 marker=''
+
+# note WORD ARGUMENT…: date writes the line itself: one process, and no command
+# substitution, in which bash loses traps. The second try is for scancel, which
+# sends TERM to every process of the job.
+note() {
+	date "+%s $*" >>"$journal" || date "+%s $*" >>"$journal"
+	count=$((count + 1))
+	last=$marker
+	marker=../changed/$uid.$restart-$writer.$count
+	true >"$marker"
+	if [ -n "$last" ] && [ -e "$last" ]; then rm -f "$last"; fi
+}
+
+# ---- Stopping and commands ----
+# knoc leaves cmd/<number>, one line "<verb> <container or -> <number>", and wakes
+# this shell with USR1; the ticker does so every 5 s, in case that got lost. TERM
+# is scancel's, or Slurm's own at a preemption. The traps only leave a flag that
+# await looks at: a trap within a trap spoils exit statuses in dash. A signal just
+# before the wait counts at the next tick.
+
+woken='' term='' stopping='' failed=''
+handled=-1 killat='' closing='' told=' ' shot=' ' ending='' settling='' hasty=''
+crew='' sidecars='' apps='' # supervisors as NAME:PID
+
+attend() {
+	while [ -n "$woken" ]; do
+		woken=''
+		if [ -n "$term" ]; then
+			term=''
+			stop "$grace" stop
+		fi
+		commands
+		order 1 web
+		[ -z "$stopping$ending" ] || press
+		pace
+	done
+}
+
+commands() {
+	for file in cmd/[0-9]*; do
+		seq=${file#cmd/}
+		case $seq in *[!0-9]*) continue ;; esac
+		[ "$seq" -gt "$handled" ] || continue
+		verb=''
+		{ read -r verb target number <"$file"; } 2>/dev/null
+		[ -n "$verb" ] || break # listed but not readable yet: the next tick
+		handled=$seq
+		case "$verb $target $number" in
+		*' - '*[!0-9]* | *' - 0'?* | *' - ') ;; # not a number of seconds
+		'stop - '*)
+			stop "$number" stop
+			note ack "$seq"
+			;;
+		esac
+	done
+}
+
+# clock sets clock to hundredths of a second since boot: it costs no process and
+# nobody sets it back.
+clock() {
+	read -r clock rest </proc/uptime
+	clock=${clock%.*}${clock#*.}
+}
+
+# stop SECONDS WHY: ends all containers, and nothing starts any more. Later stops
+# can only bring the end forward.
+stop() {
+	clock
+	at=$((clock + $1 * 100))
+	if [ -z "$stopping" ] || [ "$at" -lt "$killat" ]; then
+		stopping=${stopping:-$2} killat=$at
+		echo "$1" >run/stop
+		[ -n "$closing" ] || note stopping "$1"
+	fi
+}
+
+# pace has this shell woken every second while time matters. The ticker is not
+# told to: bash loses signals, and sometimes itself, when two come at once.
+pace() {
+	if [ -n "$stopping$ending$settling" ]; then
+		[ -z "$hasty" ] || return 0
+		hasten </dev/null >/dev/null 2>&1 &
+		hasty=$!
+	else
+		calm
+	fi
+}
+
+hasten() {
+	trap '' TERM
+	while sleep 1; do kill -USR1 $$ || break; done
+}
+
+calm() {
+	[ -n "$hasty" ] || return 0
+	below "$hasty"
+	# shellcheck disable=SC2086
+	kill -KILL "$hasty" $kin
+	wait "$hasty"
+	hasty=''
+} 2>/dev/null
+
+# look NAME: sets pid and attempt of what runs in a container, or pid to nothing.
+look() {
+	pid='' attempt=''
+	{
+		read -r pid
+		read -r attempt
+	} <"run/$1"
+}
+
+# end NUMBER NAME AT WHY: begins to end what runs in a container (see look), with
+# KILL at that time of the clock. An end that has begun can only be brought
+# forward; end_<number> holds the process and the time.
+end() {
+	eval "at=\${end_$1:-}"
+	case $at in
+	"$pid "*) [ "$3" -lt "${at#* }" ] || return 0 ;;
+	*)
+		note kill "$2" "$attempt" "$4" $((($3 - clock + 50) / 100))
+		;;
+	esac
+	eval "end_$1='$pid $3'"
+	ending=1
+}
+
+# order NUMBER NAME: ends a container as its probes, or its postStart that failed,
+# ask for in run/NAME.kill.
+order() {
+	[ -s "run/$2.kill" ] || return 0
+	read -r seconds why <"run/$2.kill"
+	true >"run/$2.kill"
+	look "$2"
+	case $seconds,$why in
+	[0-9]*,liveness | [0-9]*,startup | [0-9]*,hook)
+		clock
+		[ -z "$pid" ] || end "$1" "$2" $((clock + seconds * 100)) "$why"
+		;;
+	esac
+}
+
+# press brings each end that has begun a step further, at every tick until all is
+# over; in a stop also those of containers that may be starting at this very
+# moment. The last container comes first, since a sidecar waits for those after it.
+press() {
+	clock
+	ending='' number=1
+	if [ -n "$stopping" ]; then # out of back-offs and pulls
+		for member in $crew; do kill -TERM "${member#*:}"; done
+	fi
+	for name in $names; do
+		look "$name"
+		if [ -n "$pid" ]; then
+			[ -z "$stopping" ] || end "$number" "$name" "$killat" "$stopping"
+			eval "at=\${end_$number:-}"
+			case $at in "$pid "*) finish "$number" "$name" "${at#* }" ;; esac
+		fi
+		number=$((number - 1))
+	done
+} 2>/dev/null
+
+# finish NUMBER NAME AT: one end's next step.
+#
+# TERM goes to the runtime's process, which hands it to the container's first
+# program and ends with that program's exit code. KILL must not: it would leave
+# squashfuse behind. So it goes to the processes below the runtime, among them
+# the container's init, with which the kernel ends all others; the runtime then
+# cleans up and ends with 137. A runtime that is still there a tick later, or has
+# nothing below it, gets KILL itself.
+finish() {
+	ending=1 at=$3
+	case $told in
+	*" $pid "*) ;;
+	*)
+		kill -TERM "$pid" && told="$told$pid "
+		eval "term_$1=$clock"
+		;;
+	esac
+	[ "$clock" -ge "$at" ] || return 0
+	# Whatever was left of the grace period: 2 s are for TERM, as with a kubelet.
+	eval "[ \$((clock - term_$1)) -ge 200 ]" || return 0
+	below "$pid"
+	case $shot in *" $pid "*) kin="$kin $pid" ;; esac
+	# shellcheck disable=SC2086
+	kill -KILL ${kin:-"$pid"}
+	shot="$shot$pid "
+}
+
+# below PID: sets kin to the processes below PID.
+below() {
+	kin=''
+	todo=$1
+	while [ -n "$todo" ]; do
+		next=''
+		for parent in $todo; do
+			for file in /proc/"$parent"/task/*/children; do
+				more=''
+				if [ -r "$file" ]; then
+					read -r more <"$file"
+				elif [ -d "/proc/$parent" ]; then # a kernel without CONFIG_PROC_CHILDREN
+					more=$(pgrep -P "$parent" | tr '\n' ' ')
+				fi
+				next="$next${more:+ $more}"
+			done
+		done
+		kin=$kin$next
+		todo=$next
+	done
+}
+
+# A sleep is ended by KILL: other signals get lost in a process that was just
+# started and still has this shell's traps.
+ticker() {
+	trap '' TERM
+	trap 'quit=1 cut=1; kill -KILL "$nap"' HUP
+	nap='' cut='' quit=''
+	while [ -z "$quit" ]; do
+		sleep 5 &
+		nap=$!
+		[ -z "$cut" ] || kill -KILL "$nap" # the trap knew the last one
+		cut=''
+		wait "$nap"
+		kill -USR1 $$ || break # $$ is the main shell here too
+	done
+}
+
+# await NAME:PID: waits for a supervisor and sets rc to its result, 0 or 1. That
+# comes from a file, since what wait says of a child after a signal differs from
+# shell to shell. One that is gone without a result was killed.
+await() {
+	while :; do
+		attend
+		alive=''
+		kill -0 "${1#*:}" 2>/dev/null && alive=1
+		read -r rc <"run/${1%:*}.end" && return
+		rc=1
+		[ -n "$alive" ] || return
+		wait "${1#*:}"
+	done
+}
+
+# ---- Containers ----
+
+# supervise NUMBER NAME POLICY [FOLLOW]: one container from its first start to its last
+# end; runs in a shell of its own. It waits for the container in the foreground:
+# the exit status is then the container's own beyond doubt, and TERM waits too.
+supervise() {
+	writer=$1 count=0 marker='' nap='' pull='' ended=''
+	trap : USR1
+	trap 'ended=1; halt' TERM
+	attempt=0 delay=$backoff rc=1
+	if [ "$restart" != 0 ]; then # attempts count on when Slurm runs the job again
+		while [ -e "log/$2.$attempt" ]; do attempt=$((attempt + 1)); done
+	fi
+	while [ ! -s run/stop ]; do
+		true >>"log/$2.$attempt"
+		rc=0
+		bring "$1" "$2"
+		[ -z "$ended" ] || break
+		clock
+		began=$clock
+		[ "$rc" -ne 0 ] || launch "$@"
+		note exit "$2" "$attempt" "$rc"
+		if [ -n "$ended" ] || [ -s run/stop ]; then break; fi
+		case $3,$rc in Never,* | OnFailure,0) break ;; esac
+		clock
+		[ $((clock - began)) -lt 60000 ] || delay=$backoff # it ran 10 minutes
+		note backoff "$2" "$attempt" "$delay"
+		rest "$delay"
+		attempt=$((attempt + 1)) delay=$((delay * 2))
+		[ "$delay" -le 300 ] || delay=300
+	done
+	[ "$rc" -eq 0 ] || rc=1
+	echo "$rc" >"run/$2.end"
+	exit 0
+}
+
+# halt ends what a supervisor waits for beside its container.
+halt() {
+	[ -z "$nap" ] || kill -KILL "$nap"
+	[ -z "$pull" ] || kill "$pull"
+} 2>/dev/null
+
+# rest SECONDS
+rest() {
+	sleep "$1" &
+	nap=$!
+	[ -z "$ended" ] || halt
+	wait "$nap"
+	nap=''
+}
+
+# launch NUMBER NAME POLICY [FOLLOW]: one attempt; sets rc to the container's exit code.
+launch() {
+	buddy=''
+	if [ -n "${4:-}" ]; then
+		true >"run/$2.kill"
+		printf '\n%s\n' "$attempt" >"run/$2"
+		"$4" "$attempt" </dev/null >/dev/null 2>&1 &
+		buddy=$!
+	fi
+	note start "$2" "$attempt"
+	(contain "$1" "$2" "$attempt") </dev/null >>"log/$2.$attempt" 2>&1
+	rc=$?
+	true >"run/$2"
+	if [ -n "$buddy" ]; then
+		kill "$buddy" 2>/dev/null
+		while kill -0 "$buddy" 2>/dev/null; do wait "$buddy"; done
+	fi
+}
+
+# contain NUMBER NAME ATTEMPT: becomes the container; in a subshell, its output is
+# the log. run/NAME holds the process id (and the attempt below it) while the
+# container runs and none otherwise; one write is enough, for the readers are on
+# this machine. Either stop sees that number and sends TERM, or run/stop is seen
+# here. The environment comes from a file, so that no value of it is in this
+# script, which Slurm keeps a copy of, or on a command line, which everybody can
+# read.
+contain() {
+	read -r pid rest </proc/self/stat # this subshell's own, which $$ is not
+	printf '%s\n%s\n' "$pid" "$3" >"run/$2"
+	[ ! -s run/stop ] || exit 143
+	# shellcheck source=/dev/null
+	. "./env/$2" || exit 125
+	"container_$1"
+}
+
+# bring NUMBER NAME: sets rc to 0 when the container's image is in the runtime's
+# cache. A registry may be away for a moment: a pull that fails is tried four
+# times, then the container has failed.
+bring() {
+	pause=$backoff
+	until "image_$1" || [ -n "$ended" ]; do
+		note pullfailed "$2" "$rc"
+		[ "$pause" -lt $((backoff * 8)) ] || return 0
+		rest "$pause"
+		[ -z "$ended" ] || break
+		pause=$((pause * 2))
+	done
+	[ -z "$ended" ] || rc=143
+}
+
+# fetch NAME KEY PROGRAM ARGUMENT…: brings an image into the runtime's cache, unless
+# this directory knows it to be there. Apptainer spoils that cache when two jobs
+# fill it at once ("conveyor failed to get: unexpected end of JSON input"), so
+# only the holder of ../images/lock fills it; what the pull leaves in the lock is
+# a copy. A lock that a killed job left is broken after 15 minutes.
+fetch() {
+	rc=0
+	name=$1 image=../images/$2
+	[ ! -e "$image" ] || return 0
+	shift 2
+	note pull "$name"
+	clock
+	began=$clock
+	mkdir -p ../images
+	tries=0
+	until mkdir ../images/lock 2>/dev/null; do
+		if [ -e "$image" ]; then
+			clock
+			note pulled "$name" $(((clock - began) * 10))
+			return 0
+		fi
+		tries=$((tries + 1))
+		if [ "$tries" -ge 900 ]; then
+			rm -rf ../images/lock
+			tries=0
+		fi
+		rest 1
+		[ -z "$ended" ] || return 143
+	done
+	if [ ! -e "$image" ]; then
+		"$@" </dev/null >"msg/$name.pull" 2>&1 &
+		pull=$!
+		[ -z "$ended" ] || halt
+		# At least once: a shell may have reaped it by now, and then only wait knows.
+		while
+			wait "$pull"
+			rc=$?
+			kill -0 "$pull" 2>/dev/null
+		do :; done
+		pull=''
+		[ "$rc" -ne 0 ] || true >"$image"
+	fi
+	rm -rf ../images/lock
+	clock
+	[ "$rc" -ne 0 ] || note pulled "$name" $(((clock - began) * 10))
+	return "$rc"
+}
+
+# ---- Scratch on this node ----
+# What containers write outside of their volumes lies in a directory of this machine that nobody
+# else can enter. It goes with the pod. A job that was killed leaves it behind, for
+# the next pod here to remove: its name says which process it belongs to.
+
+scratch='' holder=''
+
+# born PID: sets start to when the process started; empty: there is none.
+born() {
+	start=''
+	{ read -r line <"/proc/$1/stat"; } 2>/dev/null || return 0
+	# shellcheck disable=SC2086 # numbers, after the program's name
+	set -- ${line##*) }
+	start=${20}
+}
+
+# wipe DIRECTORY…: removes them, whatever modes the containers gave to what is in
+# them.
+wipe() {
+	rm -rf "$@" 2>/dev/null && return
+	chmod -R u+rwx "$@" 2>/dev/null
+	rm -rf "$@" 2>/dev/null
+}
+
+# prepare: makes the directory, and removes those of jobs that are no more.
+prepare() {
+	while read -r key me rest; do
+		case $key in Uid:) break ;; esac
+	done </proc/self/status
+	base=/tmp
+	case $TMPDIR in *[!A-Za-z0-9._/@+~=-]*) ;; /*) base=$TMPDIR ;; esac
+	base=$base/knoc-$me
+	[ -d "$base" ] || mkdir "$base" 2>/dev/null
+	# Anybody can make that name in /tmp before.
+	# shellcheck disable=SC3067 # -O: dash, bash and busybox have it
+	if ! { [ -d "$base" ] && [ ! -L "$base" ] && [ -O "$base" ]; }; then
+		base=$(mktemp -d "$base.XXXXXX") || return
+	fi
+	# A set-uid runtime lets no user overlay a directory; it does so in a user
+	# namespace of ours. Its own tmpfs is small.
+	overlay=1 tmpfs=''
+	runtime=$(command -v 'apptainer')
+	if [ -L "$runtime" ]; then runtime=$(readlink -f "$runtime"); fi
+	for old in "${runtime%/bin/*}"/lib*/*/bin/starter-suid "${runtime%/bin/*}"/lib*/*/*/bin/starter-suid; do
+		[ ! -u "$old" ] || overlay='' tmpfs=1
+	done
+	born $$
+	scratch=$base/$SLURM_JOB_ID.$$.$start
+	mkdir -p "$scratch/web" || return
+	for old in "$base"/*.*.*; do
+		pid=${old%.*}
+		pid=${pid##*.}
+		case $pid in '' | *[!0-9]*) continue ;; esac
+		born "$pid"
+		[ "$start" = "${old##*.}" ] || wreck "$old"
+	done
+}
+
+# wreck DIRECTORY: removes what a killed job left. It may belong to users that
+# need this user's subordinate ids to be removed.
+wreck() {
+	wipe "$1"
+	[ -d "$1" ] || return
+	take_ids '' ''
+	[ -z "$holder" ] || nsenter -U -t "$holder" -- rm -rf "$1"
+	release
+}
+
+# take_ids: starts the process that holds a user namespace in which this user is
+# root and the subordinate ids are the other users; sets holder to it. If the
+# machine cannot, why says what is missing. It is what apptainer --fakeroot does,
+# for all containers of a pod in common. $1 and $2: user and group ids beyond the
+# number of subordinate ids; each one takes the place of one at the end.
+# shellcheck disable=SC2034 # why: not every pod asks
+take_ids() {
+	[ -z "$holder" ] || return 0
+	why=tools
+	if ! { command -v newuidmap && command -v newgidmap && command -v nsenter; } >/dev/null; then return; fi
+	name=$(id -un)
+	why=subuid
+	range /etc/subuid "$1" || return 0
+	uids=$map
+	range /etc/subgid "$2" || return 0
+	why=namespace
+	# A sleep without this shell's traps, which no signal to the whole job ends.
+	(
+		trap '' TERM HUP INT USR1 USR2
+		exec unshare -U sleep 2147483647
+	) </dev/null >/dev/null 2>&1 &
+	holder=$!
+	# shellcheck disable=SC3013 # -ef: dash, bash and busybox have it
+	while [ "/proc/$holder/ns/user" -ef /proc/self/ns/user ]; do :; done
+	# shellcheck disable=SC2046,SC2086 # words are wanted
+	if newuidmap "$holder" 0 "$me" 1 $uids && newgidmap "$holder" 0 $(id -g) 1 $map; then
+		why=''
+	else
+		release
+	fi
+} 2>/dev/null
+
+release() {
+	[ -z "$holder" ] || kill -KILL "$holder"
+	holder=''
+} 2>/dev/null
+
+# range FILE IDS: sets map to newuidmap's words for the user's range in the file.
+range() {
+	first='' total=0
+	while IFS=: read -r key from many; do
+		case $key in "$name" | "$me") first=$from total=$many && break ;; esac
+	done <"$1"
+	if [ -z "$first" ]; then # the site may keep them elsewhere
+		case $1 in *uid) map=$(getsubids "$name") ;; *) map=$(getsubids -g "$name") ;; esac
+		IFS=' ' read -r key from first total rest <<-IDS
+			$map
+		IDS
+	fi
+	case $first$total in '' | *[!0-9]*) return 1 ;; esac
+	map=''
+	for id in $2; do
+		if [ "$id" -gt "$total" ]; then
+			total=$((total - 1))
+			map="$map $id $((first + total)) 1"
+		fi
+	done
+	[ "$total" -gt 0 ] || return 1
+	map="1 $first $total$map"
+}
+
+# fresh NAME: an empty root for the next run of the container.
+fresh() {
+	[ "$attempt" -gt 0 ] || return 0
+	wipe "$scratch/$1"
+	mkdir "$scratch/$1"
+}
+
+app() { # NUMBER NAME POLICY [FOLLOW]
+	[ -z "$stopping$failed" ] || return
+	supervise "$@" &
+	member=$2:$!
+	apps="$apps $member"
+	crew="$sidecars$apps"
+}
+# ---- Hooks and probes ----
+# follow_<number> runs in a shell beside each attempt of its container, until the
+# container ends or the probes take the shell over.
+
+# launched NAME ATTEMPT: waits for the container's process and sets pid to it.
+# supervise says that the attempt is over by emptying run/NAME, then by TERM,
+# which a shell that has not set its trap yet would miss.
+launched() {
+	child=''
+	trap : USR1
+	trap '[ -z "$child" ] || kill "$child"; exit' TERM
+	while :; do
+		look "$1"
+		[ "$attempt" = "$2" ] || exit
+		[ -z "$pid" ] || return 0
+		sleep 0.1 || sleep 1
+	done
+}
+
+follow_1() { # web; ATTEMPT
+	launched web "$1"
+	kill -USR1 $$
+	export KNOC_POD_IP KNOC_SUPERVISOR=$$ KNOC_RESTART_COUNT="$restart"
+	exec sh run/probe web "$1" "$pid"
+}
+
+container_1() { # web
+	fresh web
+	exec 'apptainer' --quiet run \
+		--containall --no-eval --no-umask --hostname 'probes' \
+		${overlay:+--overlay "$scratch/web"} ${tmpfs:+--writable-tmpfs} --workdir "$scratch/web" --pwd '/' \
+		--mount 'type=bind,source=/home/user/.knoc/knoc-c1/0b9f4b2e-0009/run/hosts,destination=/etc/hosts' \
+		'docker://web:1'
+}
+image_1() { fetch web f18028103ebd9249b65eb8252e94d632 'apptainer' --quiet pull ../images/lock/image 'docker://web:1'; }
+
+names='web' # the last first
+
+# ---- Where it runs ----
+
+# reachable WORD…: sets ips to the first IPv4 and the first IPv6 address among
+# the words that another machine can reach (the API allows one of each kind).
+reachable() {
+	v4='' v6=''
+	for ip; do
+		case $ip in
+		127.* | ::1 | [Ff][Ee]80:* | *[!0-9A-Fa-f.:]*) ;;
+		*:*) v6=${v6:-$ip} ;;
+		*[!0-9.]*) ;;
+		*.*.*.*) v4=${v4:-$ip} ;;
+		esac
+	done
+	ips=$v4${v6:+ $v6}
+	ips=${ips# }
+}
+
+if ! { [ -d log ] && [ -d run ] && [ -d cmd ] && [ -d msg ]; }; then mkdir -p log run cmd msg; fi
+true >run/stop # a requeued job finds what its first run left
+for name in $names; do
+	true >"run/$name"
+	true >"run/$name.end"
+done
+
+host=''
+read -r host </proc/sys/kernel/hostname
+case $host in '' | *[!A-Za-z0-9._-]*) host=unknown ;; esac
+# shellcheck disable=SC2046 # words are wanted
+{
+	reachable $(hostname -I 2>/dev/null)
+	[ -n "$ips" ] || reachable $(hostname -i 2>/dev/null)
+	[ -n "$ips" ] || reachable $(getent ahosts "$host" 2>/dev/null)
+}
+
+# What env/<container> may refer to.
+KNOC_POD_IP=${ips%% *}
+KNOC_POD_IPS=${ips%% *}${v4:+${v6:+,$v6}}
+# shellcheck disable=SC2034
+KNOC_HOST_IP=$KNOC_POD_IP KNOC_HOST_IPS=$KNOC_POD_IPS
+
+# What the runtime would take from the environment of the job is not the pod's.
+set -f
+IFS='
+'
+for line in $(export -p); do
+	line=${line#export }
+	line=${line#declare -x } # bash without its POSIX mode
+	line=${line%%=*}
+	case $line in
+	*[!A-Za-z0-9_]*) ;;
+	APPTAINER_CACHEDIR | APPTAINER_TMPDIR | SINGULARITY_CACHEDIR | SINGULARITY_TMPDIR) ;;
+	APPTAINER* | SINGULARITY*) unset "$line" ;;
+	esac
+done
+set +f
+unset IFS
+
+# ---- The pod ----
+
+trap 'woken=1 term=1' TERM
+trap 'woken=1' USR1
+ticker </dev/null >/dev/null 2>&1 &
+ticker=$!
+note "claim $SLURM_JOB_ID%n%s host $host${ips:+ $ips}"
+# The containers' own hosts file: the machine's and their host name.
+umask 022
+{
+	cat /etc/hosts
+	for ip in $ips; do echo "$ip	probes"; done
+} >run/hosts
+umask 077
+prepare
+
+woken=1 # commands may have come before this job started
+attend
+app 1 'web' Never follow_1
+
+result=0
+[ -n "$apps" ] || result=1
+for member in $apps; do
+	await "$member"
+	[ "$rc" -eq 0 ] || result=1
+done
+
+calm
+kill -HUP "$ticker" 2>/dev/null
+if [ -n "$scratch" ]; then
+	wipe "$scratch"
+	rmdir "$base" 2>/dev/null
+fi
+release
+note 'done' "$result"
+wait "$ticker"
+exit "$result"
