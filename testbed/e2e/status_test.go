@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 
 	v1 "k8s.io/api/core/v1"
@@ -44,7 +45,9 @@ func (p *pod) awaitEvent(text string) {
 }
 
 func TestEventsOfAPod(t *testing.T) {
-	n := newNamespace(t)
+	t.Parallel()
+	k := startKnoc(t, "knoc-events")
+	n := newNamespaceOn(t, "knoc-events")
 	p := n.createOne(n.shell("pod", "exit 3", restart(v1.RestartPolicyOnFailure), initContainer("first", "true")))
 	held := n.createOne(n.shell("held", "true", flags("--hold")))
 	p.await("a back-off", func(o *v1.Pod) bool {
@@ -63,7 +66,9 @@ func TestEventsOfAPod(t *testing.T) {
 	}
 	held.awaitEvent("Normal Queued : Slurm job " + held.awaitJob() + " is pending in partition batch: JobHeldUser")
 	// The journal is read again from its beginning: nothing of it is told again.
-	command(t, "KNOC_RESTART", "0")
+	k.stop(syscall.SIGKILL)
+	k.start()
+	k.awaitServing()
 	p.await("a second run", func(o *v1.Pod) bool { return status(o, "main").RestartCount > 0 })
 	p.awaitEvent("Container started x2")
 	for _, l := range p.events() {
