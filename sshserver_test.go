@@ -54,6 +54,7 @@ type testCluster struct {
 	refuse   atomic.Bool
 	connects atomic.Int32 // TCP connections accepted
 	open     atomic.Int32 // sessions open now
+	serving  sync.WaitGroup
 
 	mu            sync.Mutex
 	conns         map[*faultConn]bool
@@ -89,12 +90,23 @@ func newTestCluster(t testing.TB, opts ...func(*testCluster)) *testCluster {
 	}
 	c.listener, c.Addr = l, l.Addr().String()
 	c.writeFile(c.KnownHostsFile, knownhosts.Line([]string{c.Addr}, c.HostKeys[0].PublicKey())+"\n")
-	go c.serve()
+	c.serving.Go(c.serve)
 	t.Cleanup(func() {
 		l.Close()
 		c.Thaw()
-		c.Cut()
-		c.killAll()
+		ended := make(chan struct{})
+		go func() { c.serving.Wait(); close(ended) }()
+		// A command may begin at this moment: it must not outlive the test, and
+		// nobody may report its failure when the test has ended.
+		for {
+			c.Cut()
+			c.killAll()
+			select {
+			case <-ended:
+				return
+			case <-time.After(100 * time.Millisecond):
+			}
+		}
 	})
 	return c
 }
@@ -321,7 +333,7 @@ func (c *testCluster) serve() {
 		c.mu.Lock()
 		c.conns[f] = true
 		c.mu.Unlock()
-		go c.serveConn(f)
+		c.serving.Go(func() { c.serveConn(f) })
 	}
 }
 
@@ -358,12 +370,12 @@ func (c *testCluster) serveConn(f *faultConn) {
 				nc.Reject(ssh.ConnectionFailed, "open failed")
 				continue
 			}
-			go func() {
+			c.serving.Go(func() {
 				defer sessions.Add(-1)
 				c.open.Add(1)
 				defer c.open.Add(-1)
 				c.serveSession(nc)
-			}()
+			})
 		case "direct-tcpip":
 			go serveTunnel(nc)
 		default:
