@@ -171,8 +171,8 @@ func TestJobIDReused(t *testing.T) {
 	pod := k.api.create(k.pod("lost", "sleep 1000"))
 	got := k.wait(pod.UID, "Running", inPhase(v1.PodRunning))
 	id := got.Annotations[AnnotationJobID]
-	k.cluster.Sh(". bin/slurm.lib; for p in $(processes " + id + "); do kill -9 $p; done; sleep 0.5; rm -rf .slurm/job/" + id +
-		"; printf '#!/bin/sh\nsleep 1000\n' >s; sbatch -J knoc-uid-other s")
+	k.vanish(id)
+	k.cluster.Sh("printf '#!/bin/sh\\nsleep 1000\\n' >s; sbatch -J knoc-uid-other s")
 	k.cluster.WaitState(id, "RUNNING")
 	k.leapUntil(time.Minute, func() bool { return inPhase(v1.PodFailed)(k.api.get(pod.UID)) })
 	got = k.wait(pod.UID, "Failed", inPhase(v1.PodFailed))

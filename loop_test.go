@@ -561,7 +561,7 @@ func TestLost(t *testing.T) {
 	pod := k.api.create(k.pod("lost", "sleep 1000"))
 	got := k.wait(pod.UID, "Running", inPhase(v1.PodRunning))
 	id := got.Annotations[AnnotationJobID]
-	k.cluster.Sh(". bin/slurm.lib; for p in $(processes " + id + "); do kill -9 $p; done; sleep 0.3; rm -rf .slurm/job/" + id)
+	k.vanish(id)
 	// A minute passes between two squeue: the test does not wait for it.
 	k.p.mu.Lock()
 	for _, w := range k.p.works {

@@ -12,7 +12,8 @@ import (
 // vanish kills a job and has slurmctld forget it, so that its journal has no end.
 func (k *knocTest) vanish(id string) {
 	k.Helper()
-	k.cluster.Sh(". bin/slurm.lib; for p in $(processes " + id + "); do kill -9 $p; done; sleep 0.3; rm -rf .slurm/job/" + id)
+	k.cluster.Sh(". bin/slurm.lib; for p in $(processes " + id + "); do kill -9 $p; done; sleep 0.3; " +
+		"until rm -rf .slurm/job/" + id + " 2>/dev/null; do sleep 0.1; done") // its slurm-run may still write there
 }
 
 // While accounting answers errors a pod says what cannot be told, and by one
