@@ -20,6 +20,7 @@ type facts struct {
 	pulls               map[string]*pull // by container
 	oomExplained        bool             // a run that the kernel killed for memory is too old to be here
 	oomUnclear          bool             // it killed a process of one of several containers
+	images              map[string]int32 // by container: which one its next run has
 	ended               bool             // the journal has its end
 	code                int32            // of done
 	noids               string           // what the node lacks for user ids of the pod's own
@@ -35,6 +36,7 @@ type runs struct {
 // run is one attempt of a container.
 type run struct {
 	attempt    int32
+	image      int32     // 0: the one of pod.sh; see update.go
 	start, end time.Time // end is zero while it runs
 	code       int32
 	backoff    time.Duration // until the next run; zero: none was announced
@@ -72,7 +74,7 @@ const (
 )
 
 func newFacts(journal []event) *facts {
-	f := &facts{runs: map[string]*runs{}, pulls: map[string]*pull{}}
+	f := &facts{runs: map[string]*runs{}, pulls: map[string]*pull{}, images: map[string]int32{}}
 	defer f.blame()
 	for _, e := range journal {
 		f.last = e.Time
@@ -85,6 +87,8 @@ func newFacts(journal []event) *facts {
 			}
 		case "pull", "pulled", "pullfailed":
 			f.pulling(e)
+		case "image":
+			f.images[e.Args[0]] = e.num(1)
 		case "start":
 			f.begin(e)
 		case "exit":
@@ -193,9 +197,9 @@ func (f *facts) begin(e event) {
 	r := f.runs[e.Args[0]]
 	switch n := e.num(1); {
 	case r == nil:
-		f.runs[e.Args[0]] = &runs{run: run{attempt: n, start: e.Time}}
+		f.runs[e.Args[0]] = &runs{run: run{attempt: n, image: f.images[e.Args[0]], start: e.Time}}
 	case n > r.attempt:
-		next := &runs{run: run{attempt: n, start: e.Time}, before: r.before, skipped: r.skipped}
+		next := &runs{run: run{attempt: n, image: f.images[e.Args[0]], start: e.Time}, before: r.before, skipped: r.skipped}
 		if before := r.run; before.unpulled {
 			next.skipped++
 		} else {

@@ -25,6 +25,7 @@ var journalArgs = map[string]string{
 	"pull":       "c",    // container whose image is being brought
 	"pulled":     "cn",   // container, milliseconds
 	"pullfailed": "cx",   // container, exit code; the text is in msg/<container>.pull
+	"image":      "cn",   // container, which of its images the next attempts have
 	"start":      "cn",   // container, attempt
 	"started":    "cn",   // container, attempt whose startup probe has passed
 	"ready":      "cnb",  // container, attempt, by its readiness probe

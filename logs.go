@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"path"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -142,7 +143,7 @@ func (w *workView) logAttempt(container string, previous bool) (int, error) {
 // has not started.
 func (w *workView) waitingReason(container string) string {
 	s := w.Pod.Status
-	for _, c := range append(s.InitContainerStatuses[:len(s.InitContainerStatuses):len(s.InitContainerStatuses)], s.ContainerStatuses...) {
+	for _, c := range slices.Concat(s.InitContainerStatuses, s.ContainerStatuses, s.EphemeralContainerStatuses) {
 		if c.Name == container && c.State.Waiting != nil && c.State.Waiting.Reason != "" {
 			return c.State.Waiting.Reason
 		}

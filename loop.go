@@ -30,7 +30,7 @@ type loop struct {
 	ctx   context.Context
 	fatal error
 
-	submitting, stopping, removing, listing, asking, sizing bool
+	submitting, preparing, stopping, removing, listing, asking, sizing bool
 
 	squeueBudget, sacctBudget budget
 	squeueAt, sinfoAt, listAt time.Time // when last asked
@@ -255,6 +255,7 @@ func (l *loop) reconcile(now time.Time) {
 		l.decide(w, now, &todo)
 	}
 	l.startSubmit(todo.submit)
+	l.startPrepare(todo.prepare)
 	l.startStop(todo)
 	l.startRemove(todo.remove)
 	l.startList(now, todo.list)
@@ -270,6 +271,8 @@ func (l *loop) reconcile(now time.Time) {
 // plan collects what decide finds to do, so that one exchange serves all pods.
 type plan struct {
 	submit   []*work
+	prepare  []preparing // changes to be made
+	changes  []*work     // that are to be sent
 	commands []command
 	cancel   []string // jobs to be cancelled outright
 	pending  []string // jobs to be cancelled unless they have started
@@ -322,6 +325,7 @@ func (l *loop) decide(w *work, now time.Time, todo *plan) {
 		return
 	}
 	todo.pending = append(todo.pending, w.extra...)
+	l.changeWork(w, now, todo)
 	if l.api != nil && w.pod == nil && !w.orphan && !w.deleted {
 		todo.list = true // the informer may have missed it, or be behind
 	}
@@ -406,7 +410,7 @@ func (l *loop) stopWork(w *work, now time.Time, todo *plan) {
 	switch {
 	case w.stopSent.IsZero() || grace < w.stopGrace:
 		// A job that waits may start at this very moment: then it finds the command.
-		runs := w.job.class() == running || w.claim() != "" && w.job.class() != queued
+		runs := w.jobRuns()
 		todo.commands = append(todo.commands, command{string(w.meta.UID), w.jobID, "stop", "-", grace, runs})
 		if !runs {
 			todo.pending = append(todo.pending, w.jobID)
@@ -523,7 +527,7 @@ func (l *loop) event(w *work, eventtype, reason, message string) {
 
 // startStop sends commands and cancels, for all pods in one exchange.
 func (l *loop) startStop(todo plan) {
-	if l.stopping || len(todo.commands)+len(todo.cancel)+len(todo.pending) == 0 {
+	if l.stopping || len(todo.commands)+len(todo.cancel)+len(todo.pending)+len(todo.changes) == 0 {
 		return
 	}
 	if l.now().Before(l.stopAt) {
@@ -531,11 +535,18 @@ func (l *loop) startStop(todo plan) {
 		return
 	}
 	l.stopping = true
-	l.async(3*time.Minute, func(ctx context.Context) error {
-		return l.remote.stop(ctx, todo.commands, todo.cancel, todo.pending)
+	var changes []change
+	var changed map[types.UID]bool
+	for _, w := range todo.changes {
+		changes = append(changes, *w.change)
+	}
+	l.async(3*time.Minute, func(ctx context.Context) (err error) {
+		changed, err = l.remote.stop(ctx, todo.commands, todo.cancel, todo.pending, changes)
+		return err
 	}, func(err error) {
 		l.stopping = false
 		now := l.now()
+		l.changesSent(todo.changes, changes, changed, now)
 		// scancel's status tells nothing of a single job: what squeue says of
 		// it counts. Only an exchange that was cut, or found no directory, is sent again.
 		if exit := (*exitError)(nil); err != nil && (!errors.As(err, &exit) || exit.Status == exitCantCreate) {
@@ -544,7 +555,7 @@ func (l *loop) startStop(todo plan) {
 		}
 		for _, w := range l.works {
 			for _, c := range todo.commands {
-				if c.UID == string(w.meta.UID) {
+				if c.Verb == "stop" && c.UID == string(w.meta.UID) {
 					w.stopSent, w.stopGrace = now, c.Number
 					w.checkAt, w.checks = now.Add(700*time.Millisecond), 0
 				}

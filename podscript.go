@@ -220,11 +220,6 @@ func (s *podScript) Reverse() []scriptContainer {
 
 // The script has only the parts that its containers need.
 
-// Pulls says whether any image may have to be brought.
-func (s *podScript) Pulls() bool {
-	return slices.ContainsFunc(s.All(), func(c scriptContainer) bool { return c.Pull != nil })
-}
-
 // Rules says whether any container has restart rules.
 func (s *podScript) Rules() bool {
 	return slices.ContainsFunc(s.All(), func(c scriptContainer) bool { return c.Rules != nil })
@@ -276,4 +271,21 @@ func (s *podScript) render() (string, error) {
 		return "", err
 	}
 	return text, nil
+}
+
+// part is what pod.sh has of one container, by its number, as a text of its own:
+// it is read when that container gets another image, or comes later.
+func (s *podScript) part(number int) (string, error) {
+	c := s.All()[number-1]
+	text, err := render("container.tmpl", c)
+	if err != nil {
+		return "", err
+	}
+	if c.Rules == nil { // another container may have some, and then all are asked
+		text += fmt.Sprintf("rule_%d() { return 1; }\n", number)
+	}
+	if s.has(c.Name) { // the directory of one that comes later is not there yet
+		text += fmt.Sprintf("mkdir -p \"$scratch/%s\"\n", c.Name)
+	}
+	return text, checkText("the container's script", text)
 }

@@ -75,6 +75,12 @@ type podMeta struct {
 	Containers     []string  `json:"containers"`
 	// Grace is terminationGracePeriodSeconds, used when the object is gone.
 	Grace int64 `json:"grace"`
+	// Images are the images that each container was given, by its name: first
+	// that of pod.sh, then those that came later (update.go).
+	Images map[string][]string `json:"images,omitempty"`
+	// Ephemeral are the ephemeral containers that were sent, in the order of
+	// their numbers.
+	Ephemeral []string `json:"ephemeral,omitempty"`
 }
 
 func metaOf(pod *v1.Pod) podMeta {
@@ -84,6 +90,10 @@ func metaOf(pod *v1.Pod) podMeta {
 	}
 	for _, c := range pod.Spec.Containers {
 		m.Containers = append(m.Containers, c.Name)
+	}
+	m.Images = map[string][]string{}
+	for _, c := range allContainers(pod) {
+		m.Images[c.Name] = []string{c.Image}
 	}
 	return m
 }
@@ -297,18 +307,34 @@ func writeTar(w io.Writer, pods []submission, suffix string) error {
 type command struct {
 	UID       string
 	JobID     string
-	Verb      string // stop
+	Verb      string // stop, update, add
 	Container string // "-" for the pod
 	Number    int64
 	Runs      bool // the job has started: it is woken by a signal
 }
 
 // stop writes commands, cancels the jobs in cancel, and of those in pending the
-// ones that Slurm has not started by then. A job that is gone is no error.
-func (r *remote) stop(ctx context.Context, commands []command, cancel, pending []string) error {
-	return r.change(ctx, "stop.sh.tmpl", map[string]any{
-		"Commands": commands, "Cancel": cancel, "Pending": pending,
-	}, nil, nil)
+// ones that Slurm has not started by then. A job that is gone is no error. Of the
+// changes it tells which are there with all their files, whatever the error.
+func (r *remote) stop(ctx context.Context, commands []command, cancel, pending []string, changes []change) (map[types.UID]bool, error) {
+	suffix := ".new-" + rand.Text()
+	var stream io.Reader
+	if len(changes) > 0 {
+		tar, err := changesTar(changes, suffix)
+		if err != nil {
+			return nil, err
+		}
+		stream = tar
+	}
+	done := map[types.UID]bool{}
+	return done, r.change(ctx, "stop.sh.tmpl", map[string]any{
+		"Commands": commands, "Cancel": cancel, "Pending": pending, "Changes": changes, "Suffix": suffix,
+	}, stream, func(name string, _ []byte) error {
+		if uid, ok := strings.CutPrefix(name, "changed."); ok {
+			done[types.UID(uid)] = true
+		}
+		return nil
+	})
 }
 
 // remove deletes the directories of pods whose jobs are over and returns those

@@ -72,15 +72,7 @@ func (p *KNOCProvider) stageIn(ctx context.Context, pod *v1.Pod, dir string) (fi
 		}
 		files = append(files, file{Name: "env/" + c.Name, Mode: 0o600, Body: body})
 	}
-	script, err := newPodScript(pod, scriptConfig{
-		Dir:                dir,
-		Runtime:            p.cfg.Runtime,
-		InsecureRegistries: p.cfg.InsecureRegistries,
-		WritableRoot:       p.cfg.WritableRoot,
-		WithoutSubIDs:      p.cfg.WithoutSubIDs,
-		ClusterDomain:      p.cfg.ClusterDomain,
-		Options:            options,
-	})
+	script, err := newPodScript(pod, p.scriptConfig(dir, options))
 	if err != nil {
 		return nil, ignored, err
 	}
@@ -119,6 +111,19 @@ func (p *KNOCProvider) stageIn(ctx context.Context, pod *v1.Pod, dir string) (fi
 		file{Name: "run/enter", Mode: 0o700, Body: []byte(enter)},
 		file{Name: "pod.sh", Mode: 0o700, Body: []byte(text)},
 	), ignored, nil
+}
+
+// scriptConfig is for a script in that directory on the cluster.
+func (p *KNOCProvider) scriptConfig(dir string, options []string) scriptConfig {
+	return scriptConfig{
+		Dir:                dir,
+		Runtime:            p.cfg.Runtime,
+		InsecureRegistries: p.cfg.InsecureRegistries,
+		WritableRoot:       p.cfg.WritableRoot,
+		WithoutSubIDs:      p.cfg.WithoutSubIDs,
+		ClusterDomain:      p.cfg.ClusterDomain,
+		Options:            options,
+	}
 }
 
 // nodeFacts are what a container may learn of its node: what the Node object

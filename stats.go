@@ -294,7 +294,7 @@ func (p *KNOCProvider) GetStatsSummary(ctx context.Context) (*stats.Summary, err
 // onlyContainer is the pod's single container while it runs, else nil. A pod
 // whose init containers ran in the same job has their CPU time in it as well.
 func onlyContainer(pod *v1.Pod) *v1.ContainerStatus {
-	if len(pod.Spec.Containers) != 1 || len(pod.Spec.InitContainers) != 0 {
+	if len(pod.Spec.Containers) != 1 || len(pod.Spec.InitContainers)+len(pod.Spec.EphemeralContainers) != 0 {
 		return nil
 	}
 	for i := range pod.Status.ContainerStatuses {

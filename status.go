@@ -37,6 +37,11 @@ type observed struct {
 	// Unclear is why it cannot be told, for minutes now, what became of the job
 	// or whether there is one. It changes no phase.
 	Unclear string
+	// Images are the images that each container was given, by its name; a run's
+	// journal tells which of them it has.
+	Images map[string][]string
+	// Held is why a container that came later cannot be sent to the job, by name.
+	Held map[string]held
 	// Unreachable is the error text while the cluster cannot be asked: cannot
 	// tell. It never changes a phase.
 	Unreachable string
@@ -72,6 +77,7 @@ func fold(pod *v1.Pod, o observed) v1.PodStatus {
 	c := containers{pod: pod, o: &o, f: f, end: end, wait: wait}
 	s.InitContainerStatuses = c.statuses(pod.Spec.InitContainers, s.InitContainerStatuses, true)
 	s.ContainerStatuses = c.statuses(pod.Spec.Containers, s.ContainerStatuses, false)
+	s.EphemeralContainerStatuses = c.ephemeral(s.EphemeralContainerStatuses)
 	switch {
 	case end != nil:
 		s.Phase, s.Reason, s.Message = end.phase, end.reason, end.message
@@ -271,6 +277,9 @@ func (c *containers) status(spec *v1.Container, old v1.ContainerStatus, init boo
 	}
 	r := c.f.runs[spec.Name]
 	if r != nil && !r.unpulled {
+		if images := c.o.Images[spec.Name]; int(r.image) < len(images) {
+			s.Image = images[r.image] // until the container is started again with a new one
+		}
 		s.ContainerID = c.id(spec.Name, r.attempt)
 		// A requeued job counts on from its first run; should it not, a status
 		// does not count back.
@@ -313,6 +322,10 @@ func (c *containers) status(spec *v1.Container, old v1.ContainerStatus, init boo
 		if !gone.oom {
 			s.State.Terminated.Reason, s.State.Terminated.Message = c.end.killed, c.end.killedMessage
 		}
+	case r.killed == "update" && c.end == nil && !c.f.terminating(c.pod):
+		// It starts again at once, whatever its policy.
+		s.State.Waiting = c.waiting(spec)
+		s.LastTerminationState.Terminated = c.terminated(spec.Name, &r.run)
 	case r.backoff > 0 && c.end == nil:
 		s.State.Waiting = &v1.ContainerStateWaiting{
 			Reason: "CrashLoopBackOff",
@@ -356,10 +369,13 @@ func (c *containers) mayGoOn(r *runs) bool {
 // waiting is the state of a container that has not been launched.
 func (c *containers) waiting(spec *v1.Container) *v1.ContainerStateWaiting {
 	w := *c.wait
+	h, held := c.o.Held[spec.Name]
 	switch p := c.f.pulls[spec.Name]; {
 	case c.end != nil && c.end.reason != "":
 		// kubectl get shows this word rather than the pod's.
 		w.Reason, w.Message = c.end.reason, c.end.message
+	case held && h.image == spec.Image:
+		w.Reason, w.Message = h.Reason, h.Message
 	case p != nil && p.failed:
 		w.Reason, w.Message = "ErrImagePull", c.o.text(spec.Name+".pull", noImage)
 		if p.failures > 1 {
@@ -431,6 +447,20 @@ func shortened(text string, n int) string {
 		return text
 	}
 	return strings.ToValidUTF8(text[:n], "")
+}
+
+// ephemeral makes the statuses of ephemeral containers. A kubelet neither probes
+// nor restarts them, and says of none that it has started or is ready.
+func (c *containers) ephemeral(old []v1.ContainerStatus) []v1.ContainerStatus {
+	var specs []v1.Container
+	for i := range c.pod.Spec.EphemeralContainers {
+		specs = append(specs, *asContainer(&c.pod.Spec.EphemeralContainers[i]))
+	}
+	list := c.statuses(specs, old, false)
+	for i := range list {
+		list[i].Started, list[i].Ready = nil, false
+	}
+	return list
 }
 
 func isSidecar(c *v1.Container) bool {

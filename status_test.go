@@ -134,6 +134,10 @@ func TestFold(t *testing.T) {
 		{name: "init container failed, not done yet", policy: never, pod: "i|a", journal: "start i 0; exit i 0 3", want: "Pending; i Error 3; a PodInitializing"},
 		{name: "init container failed", policy: never, pod: "i|a", journal: "start i 0; exit i 0 3; done 1", want: "Failed; i Error 3; a PodInitializing"},
 
+		{name: "ended for a new image", policy: never, pod: "a", journal: "start a 0; kill a 0 update 30; exit a 0 0", want: "Running; a ContainerCreating last 0"},
+		{name: "ended for a new image, and stopped", policy: never, pod: "a", deleted: true, journal: "start a 0; kill a 0 update 30; exit a 0 0; stopping 30", want: "Running; a Completed 0"},
+		{name: "runs with a new image", policy: never, pod: "a", journal: "start a 0; kill a 0 update 30; exit a 0 0; image a 1; start a 1", want: "Running; a running last 0 restarts 1 ready"},
+
 		{name: "ended, not done", policy: never, pod: "a", journal: "start a 0; exit a 0 0", want: "Running; a Completed 0"},
 		{name: "succeeded", policy: never, pod: "i|a", journal: "start i 0; exit i 0 0; start a 0; exit a 0 0; done 0", want: "Succeeded; i Completed 0 ready; a Completed 0"},
 		{name: "failed", policy: never, pod: "a b", journal: "start a 0; start b 0; exit a 0 3; exit b 0 0; done 1", want: "Failed; a Error 3; b Completed 0"},
@@ -454,5 +458,48 @@ func TestFoldRequeued(t *testing.T) {
 				t.Errorf("%s, step %d: %s\nwant %s", policy, i, got, want[i])
 			}
 		}
+	}
+}
+
+func TestFoldImage(t *testing.T) {
+	pod := foldPod(v1.RestartPolicyNever, "a")
+	pod.Spec.Containers[0].Image = "third" // which was not even sent
+	for facts, want := range map[string]string{
+		"":                                 "third",
+		"start a 0":                        "first",
+		"start a 0; image a 1":             "first",
+		"start a 0; image a 1; start a 1":  "second",
+		"image a 1; start a 0; exit a 0 3": "second",
+		"image a 7; start a 0":             "third",
+	} {
+		s := fold(pod, observed{Submitted: true, Journal: journal(facts), Images: map[string][]string{"a": {"first", "second"}}})
+		if got := s.ContainerStatuses[0].Image; got != want {
+			t.Errorf("%q: image %q, want %q", facts, got, want)
+		}
+	}
+}
+
+func TestFoldEphemeral(t *testing.T) {
+	pod := foldPod(v1.RestartPolicyAlways, "a")
+	for _, name := range []string{"e", "f", "g"} {
+		pod.Spec.EphemeralContainers = append(pod.Spec.EphemeralContainers, v1.EphemeralContainer{EphemeralContainerCommon: v1.EphemeralContainerCommon{Name: name, Image: "debug"}})
+	}
+	pod.Status.EphemeralContainerStatuses = []v1.ContainerStatus{{Name: "f", ImageID: "kept"}}
+	s := fold(pod, observed{
+		Submitted: true, Journal: journal("start a 0; start e 0; exit e 0 3; start f 0"),
+		Held: map[string]held{"g": {notYet: notYet{"CreateContainerConfigError", "no such thing"}, image: "debug"}},
+	})
+	if s.Phase != v1.PodRunning || !s.ContainerStatuses[0].Ready {
+		t.Errorf("the pod is %s", brief(s))
+	}
+	e := s.EphemeralContainerStatuses
+	if len(e) != 3 || e[0].State.Terminated == nil || e[0].State.Terminated.ExitCode != 3 || e[1].State.Running == nil || e[1].ImageID != "kept" ||
+		e[1].Ready || e[1].Started != nil || e[2].State.Waiting == nil || e[2].State.Waiting.Reason != "CreateContainerConfigError" {
+		t.Errorf("ephemeral containers: %+v", e)
+	}
+	// They change nothing about how the pod ends.
+	s = fold(pod, observed{Submitted: true, Journal: journal("start a 0; start e 0; exit a 0 0; exit e 0 9; done 0")})
+	if s.Phase != v1.PodSucceeded {
+		t.Errorf("the pod is %s, want Succeeded", brief(s))
 	}
 }

@@ -36,7 +36,11 @@ func (l *loop) startSubmit(works []*work) {
 		case w.staged:
 			list = append(list, submission{UID: w.meta.UID, Action: actionSubmit})
 		default:
-			pods[w.meta.UID] = w.pod
+			// Where an exchange was cut, what it brought may be there and stays.
+			if !w.unsure {
+				w.meta = metaOf(w.pod)
+			}
+			pods[w.meta.UID] = asSent(w.pod, &w.meta)
 		}
 	}
 	var stagings map[types.UID]staging

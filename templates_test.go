@@ -21,7 +21,7 @@ func TestScripts(t *testing.T) {
 		"start":         map[string]any{"Node": "knoc", "Root": "~/my dir", "Base": "knoc-c1"},
 		"submit":        map[string]any{"Dir": dir, "Epoch": epoch, "Pods": []pod{{"u-1", actionSubmit}, {nasty, actionSeal}}, "Suffix": ".new-RANDOM", "Parallel": 4, "SbatchSeconds": 60, "LockSeconds": 120},
 		"slurm":         map[string]any{"Seconds": 60, "Words": []string{"squeue", "--noheader", "--format=" + squeueFormat, nasty}, "Fenced": false},
-		"stop":          map[string]any{"Dir": dir, "Epoch": epoch, "Commands": []command{{"u-1", "12", "stop", "-", 30, true}}, "Cancel": []string{"13"}, "Pending": []string{"14", nasty}},
+		"stop":          map[string]any{"Dir": dir, "Epoch": epoch, "Commands": []command{{"u-1", "12", "stop", "-", 30, true}}, "Cancel": []string{"13"}, "Pending": []string{"14", nasty}, "Suffix": ".new-RANDOM", "Changes": []change{{UID: "u-2", JobID: "15", Runs: true, Commands: []command{{Verb: "update", Container: "main", Number: 2}, {Verb: "add", Container: "debugger", Number: 3}}}, {UID: nasty, JobID: nasty}}},
 		"remove":        map[string]any{"Dir": dir, "Epoch": epoch, "UIDs": []string{"u-1", nasty}},
 		"heal":          map[string]any{"Node": "knoc", "Root": "/home/u/my dir", "Base": "knoc-c1"},
 		"adopt":         map[string]any{"Dir": dir, "Epoch": epoch, "Jobs": []struct{ UID, JobID string }{{"u-1", "12"}, {nasty, nasty}}},

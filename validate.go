@@ -63,7 +63,7 @@ var fieldRules = map[reflect.Type]map[string]rule{
 		"volumes":                       honour(""),
 		"initContainers":                honour("in order, each to its end"),
 		"containers":                    honour("side by side in one job"),
-		"ephemeralContainers":           reject("nothing can be started in a running job yet"),
+		"ephemeralContainers":           honour("what can not be honoured keeps that container from starting, not the pod"),
 		"restartPolicy":                 honour(""),
 		"terminationGracePeriodSeconds": honour(""),
 		"activeDeadlineSeconds":         honour("counted from the job's start, also as the job's time limit"),
@@ -157,6 +157,10 @@ var fieldRules = map[reflect.Type]map[string]rule{
 	typeOf[v1.HTTPHeader]():      {"name": honour(""), "value": honour("")},
 	typeOf[v1.TCPSocketAction](): {"port": honour(""), "host": honour("the pod's address otherwise, which is the compute node's")},
 	typeOf[v1.GRPCAction]():      {"port": honour("at the pod's address"), "service": honour(""), "mode": honour("")},
+	typeOf[v1.EphemeralContainer](): {
+		"":                    honour(""),
+		"targetContainerName": ignore("ephemeral containers have a process namespace of their own"),
+	},
 	typeOf[v1.PodSecurityContext](): {
 		"seLinuxOptions":           reject(noPrivilege),
 		"windowsOptions":           reject("the cluster runs Linux"),
@@ -279,6 +283,11 @@ var fieldRules = map[reflect.Type]map[string]rule{
 	typeOf[v1.ServiceAccountTokenProjection](): {"audience": honour(""), "expirationSeconds": honour("not yet renewed while the pod runs"), "path": honour(""), "user": ignore(oneUser)},
 }
 
+func init() {
+	// The API server allows fewer of them: no ports, probes, hooks, resources.
+	fieldRules[typeOf[v1.EphemeralContainerCommon]()] = fieldRules[typeOf[v1.Container]()]
+}
+
 // checkPod says what knoc will not do of what a pod asks. The sentences are for
 // events: fields without effect, none for what the API server fills in by
 // itself. The error is a *refusal that names every field, with its value, that
@@ -287,6 +296,7 @@ var fieldRules = map[reflect.Type]map[string]rule{
 // is for stageVolumes and stageEnv.
 func checkPod(pod *v1.Pod) (sentences []string, err error) {
 	k := checker{}
+	pod = asSent(pod, &podMeta{}) // ephemeral containers are no reason to refuse it
 	k.identity(pod)
 	k.fields("spec", reflect.ValueOf(&pod.Spec).Elem())
 	k.texts("metadata.labels", reflect.ValueOf(pod.Labels))
@@ -610,27 +620,32 @@ func countSet(v reflect.Value) (n int) {
 	return n
 }
 
-// containers checks the mounts, and the parts of the environment that are known
-// before any object is read.
+// containers checks all containers of a pod.
 func (k *checker) containers(pod *v1.Pod) {
 	for _, c := range allContainers(pod) {
-		_, err := mountsOf(pod, c)
-		k.err("", err)
-		at := "container " + c.Name + ": env "
-		for i := range c.Env {
-			e := &c.Env[i]
-			k.err("", checkEnvName("env of container "+c.Name, e.Name))
-			if e.ValueFrom == nil {
-				continue
-			}
-			if e.ValueFrom.FieldRef != nil {
-				_, err := fieldValue(pod, e.ValueFrom.FieldRef)
-				k.err(at+e.Name+": ", err)
-			}
-			if e.ValueFrom.ResourceFieldRef != nil {
-				_, err := resourceValue(pod, c, e.ValueFrom.ResourceFieldRef, nodeFacts{})
-				k.err(at+e.Name+": ", err)
-			}
+		k.container(pod, c)
+	}
+}
+
+// container checks the mounts, and the parts of the environment that are known
+// before any object is read.
+func (k *checker) container(pod *v1.Pod, c *v1.Container) {
+	_, err := mountsOf(pod, c)
+	k.err("", err)
+	at := "container " + c.Name + ": env "
+	for i := range c.Env {
+		e := &c.Env[i]
+		k.err("", checkEnvName("env of container "+c.Name, e.Name))
+		if e.ValueFrom == nil {
+			continue
+		}
+		if e.ValueFrom.FieldRef != nil {
+			_, err := fieldValue(pod, e.ValueFrom.FieldRef)
+			k.err(at+e.Name+": ", err)
+		}
+		if e.ValueFrom.ResourceFieldRef != nil {
+			_, err := resourceValue(pod, c, e.ValueFrom.ResourceFieldRef, nodeFacts{})
+			k.err(at+e.Name+": ", err)
 		}
 	}
 }

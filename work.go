@@ -89,6 +89,12 @@ type work struct {
 	checkAt time.Time
 	checks  int
 
+	// change is what the directory is to get next, not before changeAt; held are
+	// the containers for which that cannot be made, by name.
+	change   *change
+	changeAt time.Time
+	held     map[string]held
+
 	dirty    bool // the status must be folded anew
 	status   v1.PodStatus
 	notified time.Time
@@ -153,6 +159,11 @@ func (w *work) unheard() bool {
 
 // jobGone says that Slurm has no live job for the pod.
 func (w *work) jobGone() bool { return !w.ended.IsZero() || w.lost }
+
+// jobRuns says that the job has started, as far as is known: a signal reaches it.
+func (w *work) jobRuns() bool {
+	return w.jobID != "" && (w.job.class() == running || w.claim() != "" && w.job.class() != queued)
+}
 
 // settled says that nothing more will happen: all there is to know is known.
 func (w *work) settled() bool {
@@ -252,6 +263,7 @@ func (w *work) view(unreachable string) observed {
 	if w.requeued() {
 		o.Journal = nil // it is of a run that is over
 	}
+	o.Images, o.Held = w.meta.Images, w.held
 	if o.Waiting == nil && w.jobID == "" && w.trouble != "" {
 		o.Waiting = &notYet{"SlurmSubmitFailed", w.trouble}
 	}

@@ -242,9 +242,9 @@ func ended(p *v1.Pod) bool {
 	return p.Status.Phase == v1.PodSucceeded || p.Status.Phase == v1.PodFailed
 }
 
-// status is a container's, of either kind; an empty one when there is none yet.
+// status is a container's, of any kind; an empty one when there is none yet.
 func status(p *v1.Pod, name string) v1.ContainerStatus {
-	for _, list := range [][]v1.ContainerStatus{p.Status.InitContainerStatuses, p.Status.ContainerStatuses} {
+	for _, list := range [][]v1.ContainerStatus{p.Status.InitContainerStatuses, p.Status.ContainerStatuses, p.Status.EphemeralContainerStatuses} {
 		for _, s := range list {
 			if s.Name == name {
 				return s

@@ -78,7 +78,7 @@ note() {
 
 woken='' term='' stopping='' failed=''
 handled=-1 killat='' closing='' told=' ' shot=' ' ending='' settling='' hasty=''
-crew='' sidecars='' apps='' # supervisors as NAME:PID
+crew='' sidecars='' apps='' guests='' # supervisors as NAME:PID
 
 attend() {
 	while [ -n "$woken" ]; do
@@ -108,8 +108,62 @@ commands() {
 			stop "$number" stop
 			note ack "$seq"
 			;;
+		*' '*' '*[!0-9]* | *' '*' ') ;; # not a number
+		'update '*)
+			update "$target" "$number"
+			note ack "$seq"
+			;;
+		'add '*)
+			add "$target" "$number"
+			note ack "$seq"
+			;;
 		esac
 	done
+}
+
+# numbered NAME: sets number to a container's; false for a name that there is not.
+numbered() {
+	number=$highest
+	for name in $names; do
+		[ "$name" != "$1" ] || return 0
+		number=$((number - 1))
+	done
+	return 1
+}
+
+# update NAME NUMBER: a container gets another image, which run/update.NAME.NUMBER
+# has. Whoever takes it reads run/NAME.image first. One that runs is ended, and its
+# supervisor starts it again; one that waits for its next attempt, or for its
+# image, need not wait longer. An init container has its work to do first.
+update() {
+	[ -r "run/update.$1.$2" ] && numbered "$1" || return 0
+	image=0
+	[ ! -s "run/$1.image" ] || read -r image <"run/$1.image"
+	[ "$2" -gt "$image" ] || return 0
+	echo "$2" >"run/$1.image"
+	look "$1"
+	for member in $crew $sidecars $apps; do
+		case $member in "$1:"*) ;; *) continue ;; esac
+		if [ -z "$pid" ]; then
+			kill -USR2 "${member#*:}" 2>/dev/null
+		elif [ "$member" != "$crew" ] && [ "$image" != "$2" ]; then
+			clock
+			end "$number" "$1" $((clock + grace * 100)) update
+		fi
+	done
+}
+
+# add NAME NUMBER: an ephemeral container, which run/add.NAME.NUMBER has, starts
+# beside the others. The pod's end waits for none of them.
+add() {
+	[ "$2" -eq $((highest + 1)) ] && [ -r "run/add.$1.$2" ] && [ -z "$stopping" ] || return 0
+	# shellcheck source=/dev/null
+	. "./run/add.$1.$2"
+	highest=$2 names="$1 $names"
+	true >"run/$1"
+	true >"run/$1.end"
+	supervise "$2" "$1" Never &
+	guests="$guests $1:$!"
 }
 
 # clock sets clock to hundredths of a second since boot: it costs no process and
@@ -157,12 +211,14 @@ calm() {
 	hasty=''
 } 2>/dev/null
 
-# look NAME: sets pid and attempt of what runs in a container, or pid to nothing.
+# look NAME: sets pid, attempt and image of what runs in a container, or pid to
+# nothing.
 look() {
-	pid='' attempt=''
+	pid='' attempt='' image=''
 	{
 		read -r pid
 		read -r attempt
+		read -r image
 	} <"run/$1"
 }
 
@@ -186,9 +242,9 @@ end() {
 # moment. The last container comes first, since a sidecar waits for those after it.
 press() {
 	clock
-	ending='' number=2
+	ending='' number=$highest
 	if [ -n "$stopping" ]; then # out of back-offs and pulls
-		for member in $crew; do kill -TERM "${member#*:}"; done
+		for member in $crew $sidecars $apps $guests; do kill -TERM "${member#*:}"; done
 	fi
 	for name in $names; do
 		look "$name"
@@ -287,9 +343,10 @@ await() {
 # end; runs in a shell of its own. It waits for the container in the foreground:
 # the exit status is then the container's own beyond doubt, and TERM waits too.
 supervise() {
-	writer=$1 count=0 marker='' nap='' pull='' ended=''
+	writer=$1 count=0 marker='' nap='' pull='' ended='' cut='' using=0
 	trap : USR1
 	trap 'ended=1; halt' TERM
+	trap 'cut=1; halt' USR2
 	attempt=0 delay=$backoff rc=1
 	if [ "$restart" != 0 ]; then # attempts count on when Slurm runs the job again
 		while [ -e "log/$2.$attempt" ]; do attempt=$((attempt + 1)); done
@@ -304,6 +361,10 @@ supervise() {
 		[ "$rc" -ne 0 ] || launch "$@"
 		note exit "$2" "$attempt" "$rc"
 		if [ -n "$ended" ] || [ -s run/stop ]; then break; fi
+		if renewed "$2"; then # it was ended for that: at once, whatever the policy
+			attempt=$((attempt + 1)) delay=$backoff
+			continue
+		fi
 		case $3,$rc in Never,* | OnFailure,0) break ;; esac
 		clock
 		[ $((clock - began)) -lt 60000 ] || delay=$backoff # it ran 10 minutes
@@ -311,10 +372,24 @@ supervise() {
 		rest "$delay"
 		attempt=$((attempt + 1)) delay=$((delay * 2))
 		[ "$delay" -le 300 ] || delay=300
+		! renewed "$2" || delay=$backoff
 	done
 	[ "$rc" -eq 0 ] || rc=1
 	echo "$rc" >"run/$2.end"
 	exit 0
+}
+
+# renewed NAME: takes the newest image that knoc has sent for the container; false
+# when it has that already.
+renewed() {
+	cut=''
+	[ -s "run/$1.image" ] || return 1
+	read -r image <"run/$1.image"
+	[ "$image" != "$using" ] || return 1
+	using=$image
+	# shellcheck source=/dev/null
+	. "./run/update.$1.$using"
+	note image "$1" "$using"
 }
 
 # halt ends what a supervisor waits for beside its container.
@@ -327,7 +402,7 @@ halt() {
 rest() {
 	sleep "$1" &
 	nap=$!
-	[ -z "$ended" ] || halt
+	[ -z "$ended$cut" ] || halt
 	wait "$nap"
 	nap=''
 }
@@ -341,16 +416,20 @@ launch() {
 }
 
 # contain NUMBER NAME ATTEMPT: becomes the container; in a subshell, its output is
-# the log. run/NAME holds the process id (and the attempt below it) while the
-# container runs and none otherwise; one write is enough, for the readers are on
-# this machine. Either stop sees that number and sends TERM, or run/stop is seen
-# here. The environment comes from a file, so that no value of it is in this
-# script, which Slurm keeps a copy of, or on a command line, which everybody can
-# read.
+# the log. run/NAME holds the process id (and below it the attempt and the number
+# of the image) while the container runs and none otherwise; one write is enough,
+# for the readers are on this machine. Either stop sees that number and sends TERM,
+# or run/stop is seen here; the same goes for update and run/NAME.image. The
+# environment comes from a file, so that no value of it is in this script, which
+# Slurm keeps a copy of, or on a command line, which everybody can read.
 contain() {
 	read -r pid rest </proc/self/stat # this subshell's own, which $$ is not
-	printf '%s\n%s\n' "$pid" "$3" >"run/$2"
+	printf '%s\n%s\n%s\n' "$pid" "$3" "$using" >"run/$2"
 	[ ! -s run/stop ] || exit 143
+	if [ -s "run/$2.image" ]; then
+		read -r image <"run/$2.image"
+		[ "$image" = "$using" ] || exit 143
+	fi
 	# shellcheck source=/dev/null
 	. "./env/$2" || exit 125
 	"container_$1"
@@ -361,7 +440,11 @@ contain() {
 # times, then the container has failed.
 bring() {
 	pause=$backoff
-	until "image_$1" || [ -n "$ended" ]; do
+	while
+		! renewed "$2" || pause=$backoff
+		! "image_$1" && [ -z "$ended" ]
+	do
+		[ -z "$cut" ] || continue # another image: at once
 		note pullfailed "$2" "$rc"
 		[ "$pause" -lt $((backoff * 8)) ] || return 0
 		rest "$pause"
@@ -398,12 +481,12 @@ fetch() {
 			tries=0
 		fi
 		rest 1
-		[ -z "$ended" ] || return 143
+		[ -z "$ended$cut" ] || return 143
 	done
 	if [ ! -e "$image" ]; then
 		"$@" </dev/null >"msg/$name.pull" 2>&1 &
 		pull=$!
-		[ -z "$ended" ] || halt
+		[ -z "$ended$cut" ] || halt
 		# At least once: a shell may have reaped it by now, and then only wait knows.
 		while
 			wait "$pull"
@@ -418,7 +501,6 @@ fetch() {
 	[ "$rc" -ne 0 ] || note pulled "$name" $(((clock - began) * 10))
 	return "$rc"
 }
-
 # ---- Scratch on this node ----
 # What containers write outside of their volumes, and the volumes of a pod
 # with user ids of its own, lies in a directory of this machine that nobody
@@ -563,8 +645,8 @@ app() { # NUMBER NAME POLICY
 	supervise "$@" &
 	member=$2:$!
 	apps="$apps $member"
-	crew="$sidecars$apps"
 }
+
 container_1() { # main
 	fresh main
 	exec ${holder:+nsenter -U -t "$holder" --} ${holder:+setpriv --no-new-privs} 'apptainer' --silent exec \
@@ -590,6 +672,7 @@ container_2() { # root
 image_2() { fetch root 42aff065464a3654aaf9e5e623f5c5b3 'apptainer' --quiet pull ../images/lock/image 'docker://busybox'; }
 
 names='root main' # the last first
+highest=2
 
 # ---- Where it runs ----
 
@@ -653,6 +736,7 @@ unset IFS
 
 trap 'woken=1 term=1' TERM
 trap 'woken=1' USR1
+trap '' USR2 # is for supervisors, once they have a trap for it
 ticker </dev/null >/dev/null 2>&1 &
 ticker=$!
 note "claim $SLURM_JOB_ID%n%s host $host${ips:+ $ips}"
@@ -694,6 +778,13 @@ for member in $apps; do
 	await "$member"
 	[ "$rc" -eq 0 ] || result=1
 done
+
+# The pod's work is done: ephemeral containers go, and sidecars, the last first.
+if [ -n "$sidecars$guests" ] && [ -z "$stopping" ]; then
+	closing=1 woken=1
+	stop "$grace" stop
+fi
+for member in $sidecars $guests; do await "$member"; done
 
 calm
 kill -HUP "$ticker" 2>/dev/null

@@ -37,6 +37,31 @@ put() {
 	printf '%s %s %s\n' "$3" "$4" "$5" >"$1/cmd.new" && mv "$1/cmd.new" "$1/cmd/$((last + 1))"
 }
 command 'u-1' '12' 'stop' '-' 30 '1'
+
+# What came later for pods that are here: a directory beside each, whole when its
+# last member, ready, is there. Its files go to their places, then the job is told
+# of them; meta, which says what was sent, is the last. All of it may come twice.
+tar -xf - 2>/dev/null
+place() { # UID
+	[ -e "$1.new-RANDOM/ready" ] && [ -d "$1/cmd" ] || return
+	fence
+	for f in "$1.new-RANDOM"/env/* "$1.new-RANDOM"/run/*; do
+		mv "$f" "$1/${f#"$1.new-RANDOM/"}" || return
+	done
+}
+sent() { # UID JOB RUNS
+	mv "$1.new-RANDOM/meta" "$1/meta" || return
+	say "changed.$1" ''
+	[ -z "$3" ] || wake="$wake $2"
+}
+place 'u-2' &&
+	put 'u-2' '' 'update' 'main' 2 &&
+	put 'u-2' '' 'add' 'debugger' 3 &&
+	sent 'u-2' '15' '1'
+rm -rf 'u-2'.new-RANDOM
+place 'it'\''s "$(id)" \' &&
+	sent 'it'\''s "$(id)" \' 'it'\''s "$(id)" \' ''
+rm -rf 'it'\''s "$(id)" \'.new-RANDOM
 rc=0
 timeout -k 5 30 scancel --quiet '13' || rc=$?
 timeout -k 5 30 scancel --quiet --state=PENDING '14' 'it'\''s "$(id)" \' || rc=$?
