@@ -111,7 +111,7 @@ func eventsOf(pod *v1.Pod, o *observed, journal []event, from int) [][]podEvent 
 			pulled[name] = true
 			say(v1.EventTypeNormal, "Pulled", "Successfully pulled image %q in %v", c.Image, time.Duration(e.num(1))*time.Millisecond)
 		case e.Word == "pullfailed":
-			say(v1.EventTypeWarning, "Failed", "Failed to pull image %q: %s", c.Image, o.text(e.text(), noImage))
+			say(v1.EventTypeWarning, "Failed", "Failed to pull image %q: %s", c.Image, o.pullError(name))
 			say(v1.EventTypeWarning, "Failed", "Error: ErrImagePull")
 		case e.Word == "start":
 			if !pulled[name] {

@@ -1,6 +1,7 @@
 package knoc
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"strings"
@@ -303,7 +304,7 @@ func (c *containers) status(spec *v1.Container, old v1.ContainerStatus, init boo
 		s.State.Waiting = c.waiting(spec)
 	case r.unpulled:
 		s.State.Terminated = &v1.ContainerStateTerminated{
-			ExitCode: r.code, Reason: "ErrImagePull", Message: c.o.text(spec.Name+".pull", noImage),
+			ExitCode: r.code, Reason: "ErrImagePull", Message: c.o.pullError(spec.Name),
 			StartedAt: metav1.Time{Time: r.start}, FinishedAt: metav1.Time{Time: r.end},
 		}
 	case r.end.IsZero() && c.end == nil, c.mayGoOn(r):
@@ -377,7 +378,7 @@ func (c *containers) waiting(spec *v1.Container) *v1.ContainerStateWaiting {
 	case held && h.image == spec.Image:
 		w.Reason, w.Message = h.Reason, h.Message
 	case p != nil && p.failed:
-		w.Reason, w.Message = "ErrImagePull", c.o.text(spec.Name+".pull", noImage)
+		w.Reason, w.Message = "ErrImagePull", c.o.pullError(spec.Name)
 		if p.failures > 1 {
 			w.Reason, w.Message = "ImagePullBackOff", fmt.Sprintf("Back-off pulling image %q: ErrImagePull: %s", spec.Image, w.Message)
 		}
@@ -385,7 +386,15 @@ func (c *containers) waiting(spec *v1.Container) *v1.ContainerStateWaiting {
 	return &w
 }
 
-const noImage = "the image cannot be pulled"
+// pullError is what a runtime said of an image that it could not bring: its last
+// words, which begin with FATAL.
+func (o *observed) pullError(container string) string {
+	text := strings.TrimSpace(o.text(container+".pull", ""))
+	if i := strings.LastIndex(text, "FATAL:"); i >= 0 {
+		text = strings.TrimSpace(text[i+len("FATAL:"):])
+	}
+	return cmp.Or(text, "the image cannot be pulled")
+}
 
 // creating is the waiting reason of containers that the job has not come to.
 func creating(pod *v1.Pod) string {

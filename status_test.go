@@ -176,6 +176,7 @@ func TestFold(t *testing.T) {
 
 		{name: "the image is pulled", pod: "a", journal: "claim 7; pull a", want: "Pending; a ContainerCreating"},
 		{name: "the pull failed", pod: "a", o: observed{Messages: map[string]string{"a.pull": "manifest unknown"}}, journal: "pull a; pullfailed a 255", want: "Pending; a ErrImagePull", message: "manifest unknown"},
+		{name: "the pull failed with many words", pod: "a", o: observed{Messages: map[string]string{"a.pull": "INFO:    Fetching OCI image...\nFATAL:   While making image: manifest unknown\n"}}, journal: "pull a; pullfailed a 255", want: "Pending; a ErrImagePull", message: "While making image: manifest unknown"},
 		{name: "the pull failed, its text is not there", pod: "a", journal: "pull a; pullfailed a 255", want: "Pending; a ErrImagePull", message: "the image cannot be pulled"},
 		{name: "the pull failed again", pod: "a", o: observed{Messages: map[string]string{"a.pull": "manifest unknown"}}, journal: "pull a; pullfailed a 255; pull a; pullfailed a 255; pull a", want: "Pending; a ImagePullBackOff", message: "Back-off pulling image \"busybox\": ErrImagePull: manifest unknown"},
 		{name: "pulled at last", pod: "a", journal: "pull a; pullfailed a 255; pull a; pulled a 1200; start a 0", want: "Running; a running ready"},

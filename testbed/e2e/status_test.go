@@ -180,3 +180,77 @@ func TestOutOfMemory(t *testing.T) {
 		}
 	}
 }
+
+// Fifty pods at once: no event is lost to a rate limit.
+func TestEventsOfFiftyPods(t *testing.T) {
+	n := newNamespace(t)
+	var manifests []*v1.Pod
+	for i := range 50 {
+		manifests = append(manifests, n.shell(fmt.Sprintf("pod%d", i), "true"))
+	}
+	pods := n.create(manifests...)
+	for _, p := range pods {
+		p.awaitPhase(v1.PodSucceeded)
+	}
+	var missing string
+	if !inTime(func() bool {
+		got := kubectl(t, "-n", n.name, "get", "events", "-o", `jsonpath={range .items[*]}{.reason} {.involvedObject.name};{end}`)
+		missing = ""
+		for _, p := range pods {
+			for _, reason := range []string{"Submitted", "Pulled", "Created", "Started"} {
+				if !strings.Contains(got, reason+" "+p.name+";") {
+					missing += " " + reason + " " + p.name
+				}
+			}
+		}
+		return missing == ""
+	}) {
+		t.Errorf("no events%s", missing)
+	}
+}
+
+// What others write on a pod stays, whatever knoc writes.
+func TestForeignThingsStay(t *testing.T) {
+	t.Parallel()
+	n := newNamespace(t)
+	p := n.createOne(n.shell("pod", "until [ -e /v/go ]; do sleep 0.2; done", emptyDir("v", "/v"), func(p *v1.Pod) {
+		p.Spec.ReadinessGates = []v1.PodReadinessGate{{ConditionType: "example.com/gate"}}
+	}))
+	p.await("running, its gate closed", func(o *v1.Pod) bool { return status(o, "main").Ready && condition(o, v1.PodReady) == v1.ConditionFalse })
+	p.kubectl("label", "pod", "pod", "example.com/label=mine")
+	p.kubectl("annotate", "pod", "pod", "example.com/note=mine")
+	p.kubectl("patch", "pod", "pod", "--subresource=status", "--type=strategic", "-p", `{"status":{"conditions":[{"type":"example.com/gate","status":"True"},{"type":"example.com/other","status":"False","reason":"Mine"}]}}`)
+	qos := p.await("ready", func(o *v1.Pod) bool { return condition(o, v1.PodReady) == v1.ConditionTrue }).Status.QOSClass
+	login(t, ": >"+p.dir()+"/vol/v/go")
+	o := p.awaitPhase(v1.PodSucceeded)
+	if o.Labels["example.com/label"] != "mine" || o.Annotations["example.com/note"] != "mine" || o.Status.QOSClass != qos || qos == "" ||
+		condition(o, "example.com/gate") != v1.ConditionTrue || condition(o, "example.com/other") != v1.ConditionFalse || condition(o, v1.PodScheduled) != v1.ConditionTrue {
+		t.Errorf("labels %v, annotations %v, QoS class %s, conditions %+v", o.Labels, o.Annotations, o.Status.QOSClass, o.Status.Conditions)
+	}
+}
+
+func condition(p *v1.Pod, kind v1.PodConditionType) v1.ConditionStatus {
+	for _, c := range p.Status.Conditions {
+		if c.Type == kind {
+			return c.Status
+		}
+	}
+	return ""
+}
+
+func TestImageThatIsNotThere(t *testing.T) {
+	t.Parallel()
+	n := newNamespace(t)
+	p := n.createOne(n.shell("pod", "true", restart(v1.RestartPolicyAlways), func(p *v1.Pod) {
+		p.Spec.Containers[0].Image = strings.Replace(env("KNOC_IMAGE_BUSYBOX"), "busybox", "missing", 1)
+	}))
+	o := p.await("a word about it", func(o *v1.Pod) bool {
+		w := status(o, "main").State.Waiting
+		return w != nil && (w.Reason == "ErrImagePull" || w.Reason == "ImagePullBackOff")
+	})
+	if w := status(o, "main").State.Waiting; o.Status.Phase != v1.PodPending || !strings.Contains(w.Message, "missing") {
+		t.Errorf("%s, %+v", o.Status.Phase, w)
+	}
+	p.awaitEvent("Warning Failed spec.containers{main}: Failed to pull image")
+	p.awaitEvent("Warning Failed spec.containers{main}: Error: ErrImagePull")
+}

@@ -4,7 +4,8 @@
 #   marks                      the pods whose journals have grown
 #   read UID RESTART OFFSET    the rest of a journal
 #   newest UID RESTART         a newer journal, if there is one
-#   text UID FILE LIMIT        the beginning of a file in msg/, if it is there
+#   text UID FILE LIMIT        the beginning of a file in msg/, if it is there; the
+#                              end of what a pull said, where its error is
 #   done                       the answer to these is complete
 # Only the knoc with the highest epoch may change anything here: an older one
 # that still runs, or an exchange of it that was held up, ends with 75. Where
@@ -57,7 +58,9 @@ while IFS=' ' read -r verb uid what number; do
 		;;
 	text)
 		{ read -r text <"$uid/msg/$what"; } 2>/dev/null
-		text=$(head -c "$number" "$uid/msg/$what" 2>/dev/null && echo .) && say "text.$uid.$what" "${text%.}"
+		part='head'
+		case $what in *.pull) part='tail' ;; esac
+		text=$("$part" -c "$number" "$uid/msg/$what" 2>/dev/null && echo .) && say "text.$uid.$what" "${text%.}"
 		;;
 	done) say done '' ;;
 	esac
