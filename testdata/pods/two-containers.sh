@@ -632,9 +632,8 @@ range() {
 
 # fresh NAME: an empty root for the next run of the container.
 fresh() {
-	[ "$attempt" -gt 0 ] || return 0
-	wipe "$scratch/$1"
-	mkdir "$scratch/$1"
+	[ "$attempt" = 0 ] || wipe "$scratch/$1"
+	[ -d "$scratch/$1" ] || mkdir "$scratch/$1"
 }
 
 app() { # NUMBER NAME POLICY

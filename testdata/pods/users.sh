@@ -635,9 +635,8 @@ range() {
 # fresh NAME: an empty root for the next run of the container.
 fresh() {
 	chmod 666 "log/$1.$attempt" # its user may open /dev/stdout again
-	[ "$attempt" -gt 0 ] || return 0
-	wipe "$scratch/$1"
-	mkdir "$scratch/$1"
+	[ "$attempt" = 0 ] || wipe "$scratch/$1"
+	[ -d "$scratch/$1" ] || mkdir "$scratch/$1"
 }
 
 app() { # NUMBER NAME POLICY
