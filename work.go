@@ -161,8 +161,9 @@ func (w *work) unheard() bool {
 func (w *work) jobGone() bool { return !w.ended.IsZero() || w.lost }
 
 // jobRuns says that the job has started, as far as is known: a signal reaches it.
+// The journal may have grown since squeue was asked.
 func (w *work) jobRuns() bool {
-	return w.jobID != "" && (w.job.class() == running || w.claim() != "" && w.job.class() != queued)
+	return w.jobID != "" && (w.job.class() == running || w.claim() != "" && (w.job.class() != queued || w.eventTime.After(w.jobAsOf)))
 }
 
 // settled says that nothing more will happen: all there is to know is known.
