@@ -378,6 +378,8 @@ func (l *loop) decide(w *work, now time.Time, todo *plan) {
 		todo.live = true
 		if w.deleting() && !w.hint && w.absent.IsZero() {
 			l.stopWork(w, now, todo) // while squeue does not list it, its id may be another's
+		} else if d := w.newDeadline(); d > 0 {
+			todo.commands = append(todo.commands, command{string(w.meta.UID), w.jobID, "deadline", "-", d, w.jobRuns()})
 		}
 		l.follow(w, now, todo)
 	}
@@ -555,7 +557,13 @@ func (l *loop) startStop(todo plan) {
 		}
 		for _, w := range l.works {
 			for _, c := range todo.commands {
-				if c.Verb == "stop" && c.UID == string(w.meta.UID) {
+				if c.UID != string(w.meta.UID) {
+					continue
+				}
+				switch c.Verb {
+				case "deadline":
+					w.meta.Deadline = c.Number
+				case "stop":
 					w.stopSent, w.stopGrace = now, c.Number
 					w.checkAt, w.checks = now.Add(700*time.Millisecond), 0
 				}

@@ -622,3 +622,25 @@ func TestBurst(t *testing.T) {
 		k.once(name)
 	}
 }
+
+// A deadline that is set or lowered while the job runs gets there.
+func TestLoweredDeadline(t *testing.T) {
+	k := newKnocTest(t)
+	k.start()
+	pod := k.api.create(k.pod("long", "exec sleep 1000"))
+	k.wait(pod.UID, "Running", inPhase(v1.PodRunning))
+	for _, seconds := range []int64{100000, 1} {
+		k.api.update(pod.UID, func(p *v1.Pod) { p.Spec.ActiveDeadlineSeconds = &seconds })
+		k.p.kick()
+		k.leapUntil(10*time.Second, func() bool {
+			return strings.Contains(k.cluster.Sh("cat .knoc/knoc-c1/"+string(pod.UID)+"/cmd/* || :"), fmt.Sprintf("deadline - %d\n", seconds))
+		})
+	}
+	o := k.wait(pod.UID, "Failed", inPhase(v1.PodFailed))
+	if o.Status.Reason != "DeadlineExceeded" {
+		t.Errorf("reason %s: %s", o.Status.Reason, o.Status.Message)
+	}
+	if got := strings.Count(k.cluster.Sh("cat .knoc/knoc-c1/"+string(pod.UID)+"/cmd/*"), "deadline"); got != 2 {
+		t.Errorf("the command was given %d times, want 2", got)
+	}
+}

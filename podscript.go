@@ -45,6 +45,7 @@ type podScript struct {
 	Runtime, RuntimeName string
 	Options              []string
 	Grace                int64
+	Deadline             int64 // seconds from the allocation's start; 0: none
 	Backoff              int
 	Init, Containers     []scriptContainer
 	scratchData
@@ -70,6 +71,7 @@ type scriptContainer struct {
 	Post, Pre []word
 	Probed    bool // run/probe is to run beside it
 	Startup   bool // run/probe says when it has started
+	Fallback  bool // the end of its log stands in for a termination message
 }
 
 // exitRule is one of a container's restartPolicyRules: it asks for a restart
@@ -107,6 +109,9 @@ func newPodScript(pod *v1.Pod, cfg scriptConfig) (*podScript, error) {
 		Options:     cfg.Options,
 		Grace:       max(0, gracePeriod(pod)),
 		Backoff:     cfg.BackoffSeconds,
+	}
+	if d := pod.Spec.ActiveDeadlineSeconds; d != nil {
+		s.Deadline = *d
 	}
 	s.scratchData = scratchOf(pod, cfg)
 	if s.Backoff == 0 {
@@ -153,6 +158,10 @@ func newPodScript(pod *v1.Pod, cfg scriptConfig) (*podScript, error) {
 			Probed:  c.StartupProbe != nil || c.ReadinessProbe != nil || c.LivenessProbe != nil,
 		}
 		sc.Enter, sc.User = enterAs(pod, c)
+		if l := c.Lifecycle; l != nil {
+			sc.Post, sc.Pre = hookArgv(c, "post", l.PostStart), hookArgv(c, "pre", l.PreStop)
+		}
+		sc.Fallback = c.TerminationMessagePolicy == v1.TerminationMessageFallbackToLogsOnError
 		if init {
 			s.Init = append(s.Init, sc)
 		} else {
@@ -237,6 +246,9 @@ func (s *podScript) Posts() bool {
 // enough.
 func (s *podScript) Settle() bool { return s.Sidecars() != "" || s.Posts() }
 
+// Hooked says whether any container has hooks.
+func (s *podScript) Hooked() bool { return s.Posts() || s.PreStops() != "" }
+
 // Sidecars are the names of the sidecars, each between blanks; "" for none.
 func (s *podScript) Sidecars() string {
 	return names(s.All(), func(c scriptContainer) bool { return c.Sidecar })
@@ -245,6 +257,11 @@ func (s *podScript) Sidecars() string {
 // PreStops are the names of the containers with a preStop hook.
 func (s *podScript) PreStops() string {
 	return names(s.All(), func(c scriptContainer) bool { return c.Pre != nil })
+}
+
+// Fallbacks are the names of the containers whose log stands in for a message.
+func (s *podScript) Fallbacks() string {
+	return names(s.All(), func(c scriptContainer) bool { return c.Fallback })
 }
 
 // names are those of some containers, as a list for the shell's case; "" for none.

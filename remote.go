@@ -81,10 +81,15 @@ type podMeta struct {
 	// Ephemeral are the ephemeral containers that were sent, in the order of
 	// their numbers.
 	Ephemeral []string `json:"ephemeral,omitempty"`
+	// Deadline is activeDeadlineSeconds as the script has it; 0: none.
+	Deadline int64 `json:"deadline,omitempty"`
 }
 
 func metaOf(pod *v1.Pod) podMeta {
 	m := podMeta{Namespace: pod.Namespace, Name: pod.Name, UID: pod.UID, Grace: gracePeriod(pod)}
+	if d := pod.Spec.ActiveDeadlineSeconds; d != nil {
+		m.Deadline = *d
+	}
 	for _, c := range pod.Spec.InitContainers {
 		m.InitContainers = append(m.InitContainers, c.Name)
 	}
@@ -307,7 +312,7 @@ func writeTar(w io.Writer, pods []submission, suffix string) error {
 type command struct {
 	UID       string
 	JobID     string
-	Verb      string // stop, update, add
+	Verb      string // stop, deadline, update, add
 	Container string // "-" for the pod
 	Number    int64
 	Runs      bool // the job has started: it is woken by a signal

@@ -2,7 +2,9 @@ package knoc
 
 import (
 	"fmt"
+	"math"
 	"regexp"
+	"slices"
 	"strings"
 
 	v1 "k8s.io/api/core/v1"
@@ -57,6 +59,11 @@ func sbatchOptions(pod *v1.Pod, partition string) ([]string, error) {
 	more, err := parseFlags(pod.Annotations[flagsAnnotation])
 	if err != nil {
 		return nil, err
+	}
+	// Before a time limit pod.sh is told, in time for the grace period and for a
+	// journal with an end. A limit that is made from the deadline is never met.
+	if pod.Spec.ActiveDeadlineSeconds == nil || slices.ContainsFunc(more, func(o string) bool { return strings.HasPrefix(o, "--time=") }) {
+		options = append(options, fmt.Sprintf("--signal=B:ALRM@%d", min(gracePeriod(pod)+15, math.MaxUint16)))
 	}
 	// A later option overrides an earlier one.
 	options = append(options, more...)

@@ -106,6 +106,13 @@ func TestSbatchOptions(t *testing.T) {
 		if err != nil {
 			t.Fatalf("%s: %v", name, err)
 		}
+		signal := slices.IndexFunc(got, func(o string) bool { return strings.HasPrefix(o, "--signal=") })
+		if c.spec.ActiveDeadlineSeconds != nil && signal >= 0 || c.spec.ActiveDeadlineSeconds == nil && (signal < 0 || got[signal] != "--signal=B:ALRM@45") {
+			t.Errorf("%s: %q; want --signal=B:ALRM@45 where the time limit is the site's", name, got)
+		}
+		if signal >= 0 {
+			got = slices.Delete(got, signal, signal+1)
+		}
 		head := []string{"--ignore-pbs", "--job-name=knoc-u-1", "--comment=ns/p.q", "--nodes=1", "--ntasks=1", "--partition=batch"}
 		if d := cmp.Diff(slices.Concat(head, c.want), got); d != "" {
 			t.Fatalf("%s: %s", name, d)

@@ -99,6 +99,14 @@ run) echo "run $image $*" ;;
 esac
 `
 
+// stubEnter stands in for run/enter: it runs the program on this machine.
+const stubEnter = `#!/bin/sh
+read -r pid <"run/$1"
+[ -n "$pid" ] && [ -e up ] || [ ! -e late ] || { echo "knoc: container $1 is not running: it has not started yet"; exit 125; }
+shift 2
+exec "$@"
+`
+
 // base is a pods' directory on a cluster that is this machine. The runtime there
 // has the image busybox in its cache, which shContainer asks for.
 type base struct{ dir, bin string }
@@ -171,6 +179,7 @@ func stageScript(t *testing.T, b base, pod *v1.Pod, env map[string][]envVar) *sc
 		t.Fatal(err)
 	}
 	w.write("pod.sh", text)
+	w.write("run/enter", stubEnter)
 	for _, c := range allContainers(pod) {
 		data, err := envFile(env[c.Name], "")
 		if err != nil {
@@ -189,6 +198,29 @@ func (w *scriptRun) write(name, text string) {
 func (w *scriptRun) read(name string) string {
 	data, _ := os.ReadFile(filepath.Join(w.dir, name))
 	return string(data)
+}
+
+// patch changes the script: text that must be in it.
+func (w *scriptRun) patch(old, new string) {
+	w.t.Helper()
+	text := w.read("pod.sh")
+	if !strings.Contains(text, old) {
+		w.t.Fatalf("the script has no %q", old)
+	}
+	w.write("pod.sh", strings.ReplaceAll(text, old, new))
+}
+
+// hurry injects a clock that runs so many times faster, and sleeps that fit it.
+func (w *scriptRun) hurry(times int) {
+	w.t.Helper()
+	w.patch("clock=${clock%.*}${clock#*.}", fmt.Sprintf("clock=${clock%%.*}${clock#*.}; clock=$((clock * %d))", times))
+	w.patch("\nPATH=", fmt.Sprintf(`
+sleep() { # for the shell's own: it is always run by itself in the background
+	set -- $(($1 * 1000 / %d))
+	fraction=00$(($1 %% 1000))
+	exec env sleep $(($1 / 1000)).${fraction#"${fraction%%???}"}
+}
+PATH=`, times))
 }
 
 // start runs the script as a job of that id, in a process group of its own.

@@ -75,6 +75,7 @@ func runtimeArgv(pod *v1.Pod, c *v1.Container, cfg scriptConfig) ([][]word, erro
 	if ownHosts(pod) && !slices.ContainsFunc(mounts, func(m mount) bool { return m.Target == "/etc/hosts" }) {
 		mounts = append(mounts, mount{Source: "run/hosts", Target: "/etc/hosts"})
 	}
+	mounts = messageMount(c, mounts)
 	for _, m := range mounts {
 		source := path.Join(cfg.Dir, m.Source)
 		volume, isVolume := strings.CutPrefix(m.Source, "vol/")

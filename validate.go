@@ -66,7 +66,7 @@ var fieldRules = map[reflect.Type]map[string]rule{
 		"ephemeralContainers":           honour("what can not be honoured keeps that container from starting, not the pod"),
 		"restartPolicy":                 honour(""),
 		"terminationGracePeriodSeconds": honour(""),
-		"activeDeadlineSeconds":         honour("counted from the job's start, also as the job's time limit"),
+		"activeDeadlineSeconds":         honour("counted from the job's start; the job's time limit lies a minute and the grace period behind it"),
 		"dnsPolicy":                     ignore("containers use the compute node's resolver", "ClusterFirst", "Default"),
 		"nodeSelector":                  honour(byScheduler),
 		"serviceAccountName":            honour(""),
@@ -125,9 +125,9 @@ var fieldRules = map[reflect.Type]map[string]rule{
 		"livenessProbe":            honour(""),
 		"readinessProbe":           honour(""),
 		"startupProbe":             honour(""),
-		"lifecycle":                reject("knoc runs no hooks yet; put the steps into the command, and handle SIGTERM in the program"),
-		"terminationMessagePath":   ignore("no termination message is read", "/dev/termination-log"),
-		"terminationMessagePolicy": ignore("no termination message is read", "File"),
+		"lifecycle":                honour(""),
+		"terminationMessagePath":   honour("except below /dev, where the default is: the runtime lets nothing be mounted there"),
+		"terminationMessagePolicy": honour(""),
 		"imagePullPolicy":          ignore("the runtime on the cluster pulls what its cache lacks", "Always", "IfNotPresent"),
 		"securityContext":          honour(""),
 		"stdin":                    ignore("the container's standard input is empty"),
@@ -190,6 +190,13 @@ var fieldRules = map[reflect.Type]map[string]rule{
 		"seccompProfile":           honour(""),
 		"appArmorProfile":          honour(""),
 	},
+	typeOf[v1.Lifecycle](): {
+		"postStart":  honour("the next container starts when it has ended"),
+		"preStop":    honour("within the grace period"),
+		"stopSignal": reject("containers are stopped by SIGTERM; handle it in the program", "SIGTERM"),
+	},
+	typeOf[v1.LifecycleHandler](): {"exec": honour(""), "httpGet": honour(""), "tcpSocket": honour("fails, as with a kubelet"), "sleep": honour("")},
+	typeOf[v1.SleepAction]():      {"seconds": honour("")},
 	typeOf[v1.ContainerRestartRule](): {
 		"action":    reject("a job cannot start all containers of a pod again; use Restart", "Restart"),
 		"exitCodes": honour(""),
@@ -304,6 +311,8 @@ func checkPod(pod *v1.Pod) (sentences []string, err error) {
 	k.texts("spec", reflect.ValueOf(pod.Spec))
 	k.volumes(pod)
 	k.containers(pod)
+	k.hooks(pod)
+	k.messages(pod)
 	k.users(pod)
 	k.probes(pod)
 	if len(k.refused) > 0 {

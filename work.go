@@ -140,6 +140,19 @@ func (w *work) grace() int64 {
 	return w.meta.Grace
 }
 
+// newDeadline is the pod's activeDeadlineSeconds when it is lower than what the
+// script has; else 0. The API server lets it only be set and lowered.
+func (w *work) newDeadline() int64 {
+	if w.pod == nil || !w.staged || w.hint || w.has("done") || w.pod.Spec.ActiveDeadlineSeconds == nil {
+		return 0
+	}
+	d := *w.pod.Spec.ActiveDeadlineSeconds
+	if w.meta.Deadline > 0 && d >= w.meta.Deadline {
+		return 0
+	}
+	return d
+}
+
 // setJob takes a job for the pod's. What was known of another one, or that there
 // seemed to be none, says nothing of it.
 func (w *work) setJob(id string, now time.Time) {

@@ -38,6 +38,8 @@ backoff=10   # seconds before the first restart; doubles up to 300
 PATH=${PATH:-/usr/local/bin:/usr/bin:/bin}
 umask 077
 cd "$dir" || exit 1
+limit=''
+trap 'woken=1 limit=1' ALRM # Slurm's, some time before a time limit
 
 # A pod runs once, even when Slurm accepted it twice: the job that makes this
 # link is the one that runs. When ln fails the link itself is asked, because over
@@ -77,12 +79,12 @@ note() {
 # ---- Stopping and commands ----
 # knoc leaves cmd/<number>, one line "<verb> <container or -> <number>", and wakes
 # this shell with USR1; the ticker does so every 5 s, in case that got lost. TERM
-# is scancel's, or Slurm's own at a preemption. The traps only leave a flag that
-# await looks at: a trap within a trap spoils exit statuses in dash. A signal just
-# before the wait counts at the next tick.
+# is scancel's, or Slurm's own at a preemption; ALRM comes before a time limit. The
+# traps only leave a flag that await looks at: a trap within a trap spoils exit
+# statuses in dash. A signal just before the wait counts at the next tick.
 
 woken='' term='' stopping='' failed=''
-handled=-1 killat='' closing='' told=' ' shot=' ' ending='' settling='' hasty=''
+handled=-1 killat='' closing='' told=' ' shot=' ' ending='' settling='' hasty='' dead='' limitat='' soon=''
 crew='' sidecars='' apps='' guests='' # supervisors as NAME:PID
 
 attend() {
@@ -92,7 +94,12 @@ attend() {
 			term=''
 			stop "$grace" stop
 		fi
+		if [ -n "$limit" ]; then
+			limit=''
+			lastcall
+		fi
 		commands
+		[ -z "$dead$limitat" ] || overdue
 		[ -z "$stopping$ending" ] || press
 		pace
 	done
@@ -111,6 +118,10 @@ commands() {
 		*' - '*[!0-9]* | *' - 0'?* | *' - ') ;; # not a number of seconds
 		'stop - '*)
 			stop "$number" stop
+			note ack "$seq"
+			;;
+		'deadline - '*)
+			due "$number"
 			note ack "$seq"
 			;;
 		*' '*' '*[!0-9]* | *' '*' ') ;; # not a number
@@ -153,7 +164,7 @@ update() {
 			kill -USR2 "${member#*:}" 2>/dev/null
 		elif [ "$member" != "$crew" ] && [ "$image" != "$2" ]; then
 			clock
-			end "$number" "$1" $((clock + grace * 100)) update
+			end "$number" "$1" $((clock + grace * 100)) update "$grace"
 		fi
 	done
 }
@@ -184,16 +195,75 @@ stop() {
 	clock
 	at=$((clock + $1 * 100))
 	if [ -z "$stopping" ] || [ "$at" -lt "$killat" ]; then
-		stopping=${stopping:-$2} killat=$at
+		stopping=${stopping:-$2} period=$1 killat=$at
 		echo "$1" >run/stop
 		[ -n "$closing" ] || note stopping "$1"
 	fi
 }
 
+# due SECONDS: the pod's time ends so long after the allocation's start. Newer
+# Slurms tell when that was; else it is when this script began.
+due() {
+	if [ -n "$SLURM_JOB_START_TIME" ]; then
+		date +%s >run/now
+		read -r now <run/now
+		clock
+		at=$((clock - (now - SLURM_JOB_START_TIME) * 100))
+		# Not by another machine's wrong clock.
+		if [ "$at" -lt "$begun" ] && [ "$at" -gt $((begun - 60000)) ]; then begun=$at; fi
+	fi
+	at=$((begun + $1 * 100))
+	if [ -z "$dead" ] || [ "$at" -lt "$dead" ]; then dead=$at; fi
+}
+
+# overdue looks whether the pod's time is over, or nearly so.
+overdue() {
+	clock
+	soon=''
+	for at in $dead $limitat; do
+		[ "$at" -gt $((clock + 600)) ] || soon=1
+	done
+	if [ -n "$dead" ] && [ "$clock" -ge "$dead" ]; then
+		dead=''
+		[ -n "$stopping" ] || note deadline
+		stop "$grace" deadline
+	fi
+	if [ -n "$limitat" ] && [ "$clock" -ge "$limitat" ]; then
+		limitat=''
+		[ -n "$stopping" ] || note timelimit
+		stop "$grace" stop
+	fi
+}
+
+# lastcall: Slurm says that the time limit is near, by the grace period and 15 s,
+# and up to a minute early. Where it tells when the job ends that minute is used,
+# and at most half of a job's time goes to its end. A job without that knowledge
+# cannot have come to its end in its first minute. Far from the end Slurm
+# says so for another reason: the job is preempted.
+lastcall() {
+	clock
+	limitat=$clock
+	if [ -z "$SLURM_JOB_END_TIME" ]; then
+		[ $((clock - begun)) -gt 6000 ] || limitat=''
+		return 0
+	fi
+	date +%s >run/now
+	read -r now <run/now
+	left=$((SLURM_JOB_END_TIME - now)) spare=$((grace + 15))
+	if [ "$left" -gt $((spare + 120)) ]; then
+		limitat=''
+		stop "$grace" stop
+		return 0
+	fi
+	half=$((((clock - begun) / 100 + left) / 2))
+	[ "$spare" -le "$half" ] || spare=$half
+	limitat=$((clock + (left - spare) * 100))
+}
+
 # pace has this shell woken every second while time matters. The ticker is not
 # told to: bash loses signals, and sometimes itself, when two come at once.
 pace() {
-	if [ -n "$stopping$ending$settling" ]; then
+	if [ -n "$stopping$ending$settling$soon" ]; then
 		[ -z "$hasty" ] || return 0
 		hasten </dev/null >/dev/null 2>&1 &
 		hasty=$!
@@ -227,7 +297,7 @@ look() {
 	} <"run/$1"
 }
 
-# end NUMBER NAME AT WHY: begins to end what runs in a container (see look), with
+# end NUMBER NAME AT WHY SECONDS: begins to end what runs in a container (see look), with
 # KILL at that time of the clock. An end that has begun can only be brought
 # forward; end_<number> holds the process and the time.
 end() {
@@ -235,7 +305,7 @@ end() {
 	case $at in
 	"$pid "*) [ "$3" -lt "${at#* }" ] || return 0 ;;
 	*)
-		note kill "$2" "$attempt" "$4" $((($3 - clock + 50) / 100))
+		note kill "$2" "$attempt" "$4" "$5"
 		;;
 	esac
 	eval "end_$1='$pid $3'"
@@ -254,7 +324,7 @@ press() {
 	for name in $names; do
 		look "$name"
 		if [ -n "$pid" ]; then
-			[ -z "$stopping" ] || end "$number" "$name" "$killat" "$stopping"
+			[ -z "$stopping" ] || end "$number" "$name" "$killat" "$stopping" "$period"
 			eval "at=\${end_$number:-}"
 			case $at in "$pid "*) finish "$number" "$name" "${at#* }" ;; esac
 		fi
@@ -414,10 +484,33 @@ rest() {
 
 # launch NUMBER NAME POLICY: one attempt; sets rc to the container's exit code.
 launch() {
+	umask 0 # whoever the container runs as
+	true >"msg/$2"
+	umask 077
+	ooms
+	killed=$kills
 	note start "$2" "$attempt"
 	(contain "$1" "$2" "$attempt") </dev/null >>"log/$2.$attempt" 2>&1
 	rc=$?
 	true >"run/$2"
+	if [ -s "msg/$2" ]; then
+		head -c 4096 "msg/$2" >"msg/$2.$attempt"
+		note message "$2" "$attempt"
+	fi
+	if [ "$rc" -eq 137 ]; then
+		ooms
+		[ "$kills" -le "$killed" ] || note oom "$2" "$attempt"
+	fi
+}
+
+# ooms: sets kills to how many processes of this job's cgroup the kernel has killed
+# for memory.
+ooms() {
+	kills=0
+	[ -n "$memory" ] || return 0
+	while read -r key number; do
+		case $key in oom_kill) kills=$number ;; esac
+	done <"$memory"
 }
 
 # contain NUMBER NAME ATTEMPT: becomes the container; in a subshell, its output is
@@ -732,6 +825,18 @@ KNOC_POD_IPS=${ips%% *}${v4:+${v6:+,$v6}}
 # shellcheck disable=SC2034
 KNOC_HOST_IP=$KNOC_POD_IP KNOC_HOST_IPS=$KNOC_POD_IPS
 
+# The file in which the kernel counts the kills for memory of this job's cgroup, as
+# version 2 has it and version 1.
+memory=''
+while IFS=: read -r number kinds path; do
+	case ,$kinds, in
+	,,) file=/sys/fs/cgroup$path/memory.events ;;
+	*,memory,*) file=/sys/fs/cgroup/memory$path/memory.oom_control ;;
+	*) continue ;;
+	esac
+	[ ! -r "$file" ] || memory=$file
+done </proc/self/cgroup
+
 # What the runtime would take from the environment of the job is not the pod's.
 set -f
 IFS='
@@ -751,6 +856,8 @@ unset IFS
 
 # ---- The pod ----
 
+clock
+begun=$clock
 trap 'woken=1 term=1' TERM
 trap 'woken=1' USR1
 trap '' USR2 # is for supervisors, once they have a trap for it
@@ -766,6 +873,7 @@ umask 022
 umask 077
 prepare
 
+due 3600
 woken=1 # commands may have come before this job started
 init 1 'big' Never
 attend

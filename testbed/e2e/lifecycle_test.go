@@ -1,0 +1,238 @@
+//go:build testbed
+
+package e2e
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+)
+
+// sidecar is an init container that is restarted whenever it ends.
+func sidecar(name, script string) func(*v1.Pod) {
+	return func(p *v1.Pod) {
+		initContainer(name, script)(p)
+		always := v1.ContainerRestartPolicyAlways
+		p.Spec.InitContainers[len(p.Spec.InitContainers)-1].RestartPolicy = &always
+	}
+}
+
+// main changes the container main.
+func mainContainer(f func(*v1.Container)) func(*v1.Pod) {
+	return func(p *v1.Pod) { f(&p.Spec.Containers[0]) }
+}
+
+func grace(seconds int64) func(*v1.Pod) {
+	return func(p *v1.Pod) { p.Spec.TerminationGracePeriodSeconds = &seconds }
+}
+
+func execHook(script string) *v1.LifecycleHandler {
+	return &v1.LifecycleHandler{Exec: &v1.ExecAction{Command: []string{"/bin/sh", "-c", script}}}
+}
+
+// Everything in its order, the sidecar beside it and stopped at last.
+func TestBasicLifeOfAPod(t *testing.T) {
+	t.Parallel()
+	n := newNamespace(t)
+	p := n.createOne(n.shell("pod", "echo main >>/out/all; sleep 2; exit 42",
+		initContainer("first", "sleep 1; echo first >>/out/all"),
+		sidecar("side", "trap 'echo side ends >>/out/all; exit 0' TERM; echo side >>/out/all; : >/out/side; while :; do sleep 0.2; done"),
+		initContainer("second", "until [ -e /out/side ]; do sleep 0.1; done; echo second >>/out/all"),
+		appContainer("b", "sleep 3"), appContainer("c", "sleep 1"), emptyDir("out", "/out")))
+	o := p.awaitEnd()
+	for name, code := range map[string]int32{"first": 0, "second": 0, "side": 0, "main": 42, "b": 0, "c": 0} {
+		if got := exitCode(o, name); got != code {
+			t.Errorf("%s ended with %d, want %d", name, got, code)
+		}
+	}
+	if o.Status.Phase != v1.PodFailed {
+		t.Errorf("phase %s, want Failed", o.Status.Phase)
+	}
+	end := func(name string) v1.ContainerStateTerminated {
+		if s := status(o, name).State.Terminated; s != nil {
+			return *s
+		}
+		return v1.ContainerStateTerminated{}
+	}
+	for _, order := range [][2]time.Time{
+		{end("first").FinishedAt.Time, status(o, "side").State.Terminated.StartedAt.Time},
+		{end("side").StartedAt.Time, end("second").StartedAt.Time},
+		{end("second").FinishedAt.Time, end("main").StartedAt.Time},
+		{end("b").FinishedAt.Time, end("side").FinishedAt.Time},
+	} {
+		if order[1].Before(order[0]) {
+			t.Errorf("times are out of order: %+v %+v", o.Status.InitContainerStatuses, o.Status.ContainerStatuses)
+		}
+	}
+}
+
+// A pod whose work is done has succeeded, however its sidecars end; they are
+// restarted until then.
+func TestLifeSidecars(t *testing.T) {
+	t.Parallel()
+	n := newNamespace(t)
+	pods := n.create(
+		n.shell("done", "sleep 14", sidecar("ends", "exit 3"), sidecar("deaf", "trap '' TERM; while :; do sleep 0.2; done"), grace(2)),
+		n.shell("deleted", "trap 'sleep 2; exit 0' TERM; echo up; while :; do sleep 0.2; done",
+			sidecar("side", "trap 'exit 5' TERM; while :; do sleep 0.2; done")))
+	pods[1].awaitLog("up")
+	pods[1].kubectl("delete", "pod", "deleted", "--wait=false")
+	o := pods[0].awaitPhase(v1.PodSucceeded)
+	if s := status(o, "ends"); s.RestartCount < 1 {
+		t.Errorf("the sidecar that ends was restarted %d times", s.RestartCount)
+	}
+	if got := exitCode(o, "deaf"); got != 137 {
+		t.Errorf("the deaf sidecar ended with %d, want 137", got)
+	}
+	pods[1].awaitGone()
+	o = pods[1].now()
+	app, side := status(o, "main").State.Terminated, status(o, "side").State.Terminated
+	if app == nil || side == nil || app.ExitCode != 0 || side.ExitCode != 5 || side.FinishedAt.Before(&app.FinishedAt) {
+		t.Errorf("ended with %+v and the sidecar with %+v", app, side)
+	}
+}
+
+func TestLifeHooks(t *testing.T) {
+	t.Parallel()
+	n := newNamespace(t)
+	pods := n.create(
+		n.shell("both", "trap 'cat /out/bye; exit 4' TERM; until [ -e /out/hello ]; do sleep 0.1; done; cat /out/hello; while :; do sleep 0.1; done", emptyDir("out", "/out"),
+			mainContainer(func(c *v1.Container) {
+				c.Lifecycle = &v1.Lifecycle{PostStart: execHook("echo hello >/out/hello"), PreStop: execHook("sleep 2; echo bye >/out/bye")}
+			})),
+		n.shell("fails", "trap 'exit 6' TERM; while :; do sleep 0.1; done", mainContainer(func(c *v1.Container) {
+			c.Lifecycle = &v1.Lifecycle{PostStart: execHook("echo not today; exit 3")}
+		})),
+		n.shell("long", "trap 'exit 8' TERM; echo up; while :; do sleep 0.1; done", grace(3), mainContainer(func(c *v1.Container) {
+			c.Lifecycle = &v1.Lifecycle{PreStop: &v1.LifecycleHandler{Sleep: &v1.SleepAction{Seconds: 3}}}
+		})))
+	pods[0].awaitLog("hello")
+	pods[2].awaitLog("up")
+	for _, p := range []*pod{pods[0], pods[2]} {
+		p.kubectl("delete", "pod", p.name, "--wait=false")
+	}
+	pods[0].awaitLog("bye")
+	o := pods[1].awaitPhase(v1.PodFailed)
+	if got := exitCode(o, "main"); got != 6 {
+		t.Errorf("a container whose postStart failed ended with %d, want 6", got)
+	}
+	until(t, "event FailedPostStartHook", func() bool {
+		return strings.Contains(pods[1].kubectl("get", "events", "--field-selector=involvedObject.name=fails"), "FailedPostStartHook")
+	})
+	for i, code := range map[int]int32{0: 4, 2: 8} {
+		pods[i].awaitGone()
+		if got := exitCode(pods[i].now(), "main"); got != code {
+			t.Errorf("%s ended with %d, want %d", pods[i].name, got, code)
+		}
+	}
+}
+
+func TestLifeDeadline(t *testing.T) {
+	t.Parallel()
+	n := newNamespace(t)
+	deadline := func(seconds int64) func(*v1.Pod) {
+		return func(p *v1.Pod) { p.Spec.ActiveDeadlineSeconds = &seconds }
+	}
+	const script = "trap 'exit 0' TERM; echo up; while :; do sleep 0.1; done"
+	pods := n.create(n.shell("set", script, deadline(6), restart(v1.RestartPolicyAlways)), n.shell("lowered", script, deadline(1000)))
+	pods[1].awaitLog("up")
+	pods[1].kubectl("patch", "pod", "lowered", "--type=merge", "-p", `{"spec": {"activeDeadlineSeconds": 10}}`)
+	for i, seconds := range []int{6, 10} {
+		o := pods[i].awaitPhase(v1.PodFailed)
+		if o.Status.Reason != "DeadlineExceeded" {
+			t.Errorf("%s: reason %s: %s", pods[i].name, o.Status.Reason, o.Status.Message)
+		}
+		end := status(o, "main").State.Terminated
+		if end == nil || end.ExitCode != 0 {
+			t.Errorf("%s: ended with %+v", pods[i].name, end)
+			continue
+		}
+		if took := end.FinishedAt.Sub(o.Status.StartTime.Time); i == 0 && (took < 5*time.Second || took > 9*time.Second) || took > 120*time.Second {
+			t.Errorf("%s: ran for %v, want %d s", pods[i].name, took, seconds)
+		}
+	}
+}
+
+// A site's time limit: TERM comes early enough for an end of the container's own.
+func TestLifeTimeLimit(t *testing.T) {
+	t.Parallel()
+	n := newNamespace(t)
+	p := n.createOne(n.shell("pod", "trap 'echo ending; sleep 2; exit 9' TERM; echo up; while :; do sleep 0.1; done", grace(5), flags("--time=1")))
+	o := p.awaitPhase(v1.PodFailed)
+	if got := exitCode(o, "main"); o.Status.Reason != "SlurmTimeLimit" || got != 9 {
+		t.Errorf("reason %s: %s, exit code %d; want SlurmTimeLimit and 9", o.Status.Reason, o.Status.Message, got)
+	}
+	if j := p.endedJob(); j.State == "TIMEOUT" {
+		t.Errorf("the job is %s: TERM came too late", j.State)
+	}
+}
+
+func TestLifeTerminationMessages(t *testing.T) {
+	t.Parallel()
+	n := newNamespace(t)
+	fallback := func(c *v1.Container) { c.TerminationMessagePolicy = v1.TerminationMessageFallbackToLogsOnError }
+	readOnly := true
+	at := func(path string) func(*v1.Pod) {
+		return mainContainer(func(c *v1.Container) { c.TerminationMessagePath = path })
+	}
+	pods := n.create(
+		n.shell("file", `printf "it's me" >/var/say; exit 3`, at("/var/say")),
+		n.shell("path", "echo there >/new/folder/say; exit 0", at("/new/folder/say")),
+		n.shell("readonly", "echo small >/var/say; exit 0", at("/var/say"), mainContainer(func(c *v1.Container) {
+			c.SecurityContext = &v1.SecurityContext{ReadOnlyRootFilesystem: &readOnly}
+		})),
+		n.shell("log", "echo the log; exit 1", mainContainer(fallback)),
+		n.shell("none", "echo the log; exit 1"),
+		n.shell("long", "i=0; while [ $i -lt 5000 ]; do echo 123456789; i=$((i + 10)); done >/var/say; exit 0", at("/var/say"), mainContainer(fallback)))
+	for i, want := range []string{"it's me", "there\n", "small\n", "the log\n", "", strings.Repeat("123456789\n", 410)[:4096]} {
+		o := pods[i].awaitEnd()
+		end := status(o, "main").State.Terminated
+		if end == nil || end.Message != want {
+			t.Errorf("%s: ended with %+v, want message %q", pods[i].name, end, want)
+		}
+	}
+}
+
+// Containers with a policy and rules of their own.
+func TestLifeOwnPolicies(t *testing.T) {
+	t.Parallel()
+	n := newNamespace(t)
+	never := v1.ContainerRestartPolicyNever
+	once := "if [ -e /out/$0 ]; then exit %; fi; : >/out/$0; exit 42"
+	o := n.createOne(n.shell("pod", strings.ReplaceAll(strings.ReplaceAll(once, "$0", "main"), "%", "0"), emptyDir("out", "/out"), restart(v1.RestartPolicyAlways),
+		mainContainer(func(c *v1.Container) {
+			c.RestartPolicy = &never
+			c.RestartPolicyRules = []v1.ContainerRestartRule{{
+				Action:    v1.ContainerRestartRuleActionRestart,
+				ExitCodes: &v1.ContainerRestartRuleOnExitCodes{Operator: v1.ContainerRestartRuleOnExitCodesOpIn, Values: []int32{42}},
+			}}
+		}))).awaitPhase(v1.PodSucceeded)
+	if s := status(o, "main"); s.RestartCount != 1 || exitCode(o, "main") != 0 {
+		t.Errorf("status %+v, want one restart and exit code 0", s)
+	}
+}
+
+// A missing image is waited for, for a while.
+func TestLifeMissingImage(t *testing.T) {
+	t.Parallel()
+	n := newNamespace(t)
+	image := env("KNOC_IMAGE_BUSYBOX")
+	p := n.createOne(n.shell("pod", "true", mainContainer(func(c *v1.Container) {
+		c.Image = strings.TrimSuffix(image, ":latest") + "-missing"
+	})))
+	o := p.awaitPhase(v1.PodFailed)
+	if got := exitCode(o, "main"); got == 0 {
+		t.Error("a container without an image ended with 0")
+	}
+	waiting := map[string]bool{}
+	for _, h := range p.history() {
+		if w := status(h, "main").State.Waiting; w != nil {
+			waiting[w.Reason] = true
+		}
+	}
+	if !waiting["ErrImagePull"] && !waiting["ImagePullBackOff"] {
+		t.Errorf("it was never shown why it waits: %v", waiting)
+	}
+}
