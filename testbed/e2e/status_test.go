@@ -225,7 +225,7 @@ func TestForeignThingsStay(t *testing.T) {
 	p.kubectl("annotate", "pod", "pod", "example.com/note=mine")
 	p.kubectl("patch", "pod", "pod", "--subresource=status", "--type=strategic", "-p", `{"status":{"conditions":[{"type":"example.com/gate","status":"True"},{"type":"example.com/other","status":"False","reason":"Mine"}]}}`)
 	qos := p.await("ready", func(o *v1.Pod) bool { return condition(o, v1.PodReady) == v1.ConditionTrue }).Status.QOSClass
-	login(t, ": >"+p.dir()+"/vol/v/go")
+	login(t, "cd "+p.dir()+"/vol/v && : >go")
 	o := p.awaitPhase(v1.PodSucceeded)
 	if o.Labels["example.com/label"] != "mine" || o.Annotations["example.com/note"] != "mine" || o.Status.QOSClass != qos || qos == "" ||
 		condition(o, "example.com/gate") != v1.ConditionTrue || condition(o, "example.com/other") != v1.ConditionFalse || condition(o, v1.PodScheduled) != v1.ConditionTrue {
