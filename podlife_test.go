@@ -464,6 +464,14 @@ func TestPodScriptTimeLimit(t *testing.T) {
 				w.order("stopping 30", "exit a 0 4", "done 1")
 				w.never("timelimit")
 			}},
+		{name: "as squeue tells", policy: v1.RestartPolicyAlways, exit: 1, containers: a, do: limit, most: 25 * time.Second,
+			before: func(w *scriptRun) {
+				squeue := "#!/bin/sh\n[ \"$*\" = '--noheader --jobs=7 --format=%e' ] && exec date -d @$(($(date +%s) + 5)) +%Y-%m-%dT%H:%M:%S\n"
+				if err := os.WriteFile(filepath.Join(w.base.bin, "squeue"), []byte(squeue), 0o700); err != nil {
+					w.t.Fatal(err)
+				}
+			},
+			check: func(w *scriptRun) { w.order("start a 0", "timelimit", "stopping 30", "exit a 0 4", "done 1") }},
 		{name: "of a Slurm that tells no end", policy: v1.RestartPolicyAlways, exit: 1, times: 20, containers: a, most: 25 * time.Second,
 			do: func(w *scriptRun) {
 				limit(w)                    // nothing, in the first minute

@@ -232,20 +232,29 @@ overdue() {
 }
 
 # lastcall: Slurm says that the time limit is near, by the grace period and 15 s,
-# and up to a minute early. Where it tells when the job ends that minute is used,
-# and at most half of a job's time goes to its end. A job without that knowledge
-# cannot have come to its end in its first minute. Far from the end Slurm
-# says so for another reason: the job is preempted.
+# and up to a minute early. When the job ends is in newer Slurms' environment, or
+# asked of squeue where this machine has it. Then that minute is used, and at most
+# half of a job's time goes to its end. Without that knowledge a job is not taken
+# to be at its end in its first minute. Far from the end Slurm says so for another
+# reason: the job is preempted.
 lastcall() {
+	ends=$SLURM_JOB_END_TIME
+	if [ -z "$ends" ] && command -v squeue >/dev/null; then
+		SLURM_TIME_FORMAT=standard timeout 10 squeue --noheader --jobs="$SLURM_JOB_ID" --format=%e >run/ends
+		IFS=T read -r day hour <run/ends
+		case $day in # a limit there may not be
+		*-*-*) date -d "$day $hour" +%s >run/ends && read -r ends <run/ends ;;
+		esac
+	fi 2>/dev/null
 	clock
 	limitat=$clock
-	if [ -z "$SLURM_JOB_END_TIME" ]; then
+	if [ -z "$ends" ]; then
 		[ $((clock - begun)) -gt 6000 ] || limitat=''
 		return 0
 	fi
 	date +%s >run/now
 	read -r now <run/now
-	left=$((SLURM_JOB_END_TIME - now)) spare=$((grace + 15))
+	left=$((ends - now)) spare=$((grace + 15))
 	if [ "$left" -gt $((spare + 120)) ]; then
 		limitat=''
 		stop "$grace" stop
