@@ -60,11 +60,13 @@ func TestImageChanges(t *testing.T) {
 	k.start()
 	pod := k.api.create(k.pod("image", k.ran("image")+untilTerm4))
 	k.wait(pod.UID, "Running", runsImage("busybox", 0))
+	k.awaitRuns("image", 1) // a start is written down before the program is there
 	k.setImage(pod, "r/second")
 	got := k.wait(pod.UID, "started again with r/second", runsImage("r/second", 1))
 	if last := got.Status.ContainerStatuses[0].LastTerminationState.Terminated; last == nil || last.ExitCode != 4 {
 		t.Errorf("the last state is %+v, want one that ended with 4", last)
 	}
+	k.awaitRuns("image", 2)
 	// Labels are nobody's business, and what was sent is known to the next knoc.
 	k.stop()
 	<-k.done
@@ -77,11 +79,18 @@ func TestImageChanges(t *testing.T) {
 	k.setImage(pod, "r/third")
 	k.start()
 	k.wait(pod.UID, "started again with r/third", runsImage("r/third", 2))
+	k.awaitRuns("image", 3)
+	k.api.remove(pod.UID, 30)
+	k.waitGone(pod.UID)
 	if n := k.runs("image"); n != 3 {
 		t.Errorf("the container ran %d times, want 3", n)
 	}
-	k.api.remove(pod.UID, 30)
-	k.waitGone(pod.UID)
+}
+
+// awaitRuns waits until a pod's command has run so often.
+func (k *knocTest) awaitRuns(name string, n int) {
+	k.Helper()
+	k.waitFor(fmt.Sprintf("%s has run %d times", name, n), func() bool { return k.runs(name) >= n })
 }
 
 func (k *knocTest) waitFor(what string, done func() bool) {
@@ -191,12 +200,13 @@ func TestCutChange(t *testing.T) {
 			k := newKnocTest(t)
 			k.start()
 			pod := k.api.create(k.pod("cut", k.ran("cut")+untilTerm4))
-			k.wait(pod.UID, "Running", inPhase(v1.PodRunning))
+			k.awaitRuns("cut", 1)
 			k.cluster.CutAfter(at)
 			k.debug(pod, "debug", k.ran("debug")+"exit 3", nil)
 			k.setImage(pod, "r/second")
 			k.wait(pod.UID, "ended", endedWith("debug", 3))
 			k.wait(pod.UID, "started again", runsImage("r/second", 1))
+			k.awaitRuns("cut", 2)
 			k.api.remove(pod.UID, 0)
 			k.waitGone(pod.UID)
 			k.once("debug")
