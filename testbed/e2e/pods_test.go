@@ -225,11 +225,11 @@ func (p *pod) log(args ...string) string {
 	return p.kubectl(append([]string{"logs", p.name}, args...)...)
 }
 
-// awaitLog waits until the log has the text.
-func (p *pod) awaitLog(text string) {
+// awaitLog waits until the log has the text; args are more of kubectl logs.
+func (p *pod) awaitLog(text string, args ...string) {
 	p.t.Helper()
 	until(p.t, fmt.Sprintf("the log of pod %s has %q", p.name, text), func() bool {
-		out, err := tryKubectl(nil, "-n", p.namespace, "logs", p.name)
+		out, err := tryKubectl(nil, append([]string{"-n", p.namespace, "logs", p.name}, args...)...)
 		return err == nil && strings.Contains(out, text)
 	})
 }

@@ -72,7 +72,7 @@ func TestUpdate(t *testing.T) {
 
 	k.stop(syscall.SIGKILL)
 	runs.setImage("main", busybox)
-	runs.debug("late", "trap 'exit 6' TERM; while :; do sleep 0.2; done")
+	runs.debug("late", "trap 'exit 6' TERM; echo up; while :; do sleep 0.2; done")
 	queued.setImage("main", app)
 	queued.debug("early", "exit 5")
 	k.start()
@@ -81,7 +81,7 @@ func TestUpdate(t *testing.T) {
 	if s := status(o, "main"); s.Image != busybox {
 		t.Errorf("main: %+v", s)
 	}
-	runs.await("late running", running("late"))
+	runs.awaitLog("up", "-c", "late")
 	until(t, "the directory of queued has what was sent", func() bool {
 		return strings.Contains(login(t, "cat "+queued.dir()+"/meta"), `"ephemeral":["early"]`)
 	})
@@ -111,8 +111,8 @@ func TestDebugDoesNotKeepAPod(t *testing.T) {
 	n := newNamespace(t)
 	p := n.createOne(n.shell("pod", "until [ -e /go/on ]; do sleep 0.2; done", emptyDir("go", "/go")))
 	p.await("running", running("main"))
-	p.debug("debugger", "trap 'exit 6' TERM; while :; do sleep 0.2; done")
-	p.await("debugger running", running("debugger"))
+	p.debug("debugger", "trap 'exit 6' TERM; echo up; while :; do sleep 0.2; done")
+	p.awaitLog("up", "-c", "debugger") // not only started: it has its trap
 	login(t, "cd "+p.dir()+" && touch vol/go/on")
 	if o := p.awaitPhase("Succeeded"); exitCode(o, "debugger") != 6 {
 		t.Errorf("the debugger: %+v", status(o, "debugger"))

@@ -504,10 +504,8 @@ launch() {
 		head -c 4096 "msg/$2" >"msg/$2.$attempt"
 		note message "$2" "$attempt"
 	fi
-	if [ "$rc" -eq 137 ]; then
-		ooms
-		[ "$kills" -le "$killed" ] || note oom "$2" "$attempt"
-	fi
+	ooms # whatever the code is: a program need not care about a child that was killed
+	[ "$kills" -le "$killed" ] || note oom "$2" "$attempt"
 }
 
 # ooms: sets kills to how many processes of this job's cgroup the kernel has killed
