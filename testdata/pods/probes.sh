@@ -512,9 +512,7 @@ launch() {
 		"$4" "$attempt" </dev/null >/dev/null 2>&1 &
 		buddy=$!
 	fi
-	umask 0 # whoever the container runs as
 	true >"msg/$2"
-	umask 077
 	ooms
 	killed=$kills
 	note start "$2" "$attempt"

@@ -489,9 +489,7 @@ rest() {
 
 # launch NUMBER NAME POLICY: one attempt; sets rc to the container's exit code.
 launch() {
-	umask 0 # whoever the container runs as
 	true >"msg/$2"
-	umask 077
 	ooms
 	killed=$kills
 	note start "$2" "$attempt"
