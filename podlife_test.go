@@ -512,13 +512,13 @@ func TestPodScriptClock(t *testing.T) {
 			},
 			check: func(w *scriptRun) {
 				w.order("stopping 3600", "kill a 0 stop 3600", "exit a 0 137", "done 1")
-				w.after("stopping", "exit a", 3, 6)
+				w.after("stopping", "exit a", 3, 15)
 			}},
-		{name: "a deadline of an hour", policy: v1.RestartPolicyAlways, times: 1000, deadline: 3600, exit: 1,
+		{name: "a deadline of an hour", policy: v1.RestartPolicyAlways, times: 1000, deadline: 3600, grace: 3600, exit: 1, most: 25 * time.Second,
 			containers: []v1.Container{shContainer("a", untilTerm)},
 			check: func(w *scriptRun) {
 				w.order("start a 0", "deadline", "exit a 0 4", "done 1")
-				w.after("claim", "deadline", 3, 5)
+				w.after("claim", "deadline", 3, 15)
 			}},
 	})
 }
