@@ -548,7 +548,7 @@ func TestPodScriptMessages(t *testing.T) {
 		},
 		check: func(w *scriptRun) {
 			text(w, "a", "it's\nme")
-			if got := w.read("log/a.0"); got != "-rw-rw-rw-\n" {
+			if got := w.read("log/a.0"); got != "-rw-------\n" {
 				w.t.Errorf("the file is %q", got)
 			}
 			text(w, "c", "the log\n")
