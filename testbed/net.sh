@@ -34,7 +34,7 @@ net_up() {
 
 net_del() {
   [ ! -e "/run/netns/knoc-$1" ] || ip netns del "knoc-$1"
-  ! ip link show "knoc-$1" >/dev/null 2>&1 || ip link del "knoc-$1"
+  ip link del "knoc-$1" 2>/dev/null || : # the kernel takes it away with its namespace, a moment later
 }
 
 any_alive() { local f; for f in "$STATE"/pid/*; do alive "${f##*/}" && return; done; return 1; }
