@@ -23,10 +23,16 @@ fence() {
 }
 fence
 journal() { # UID RESTART OFFSET
-	# A file whose size is remembered from before ends there. To have read
-	# from it makes the next stat of it, which is tail's, ask the server.
-	{ read -r text <"$1/journal.$2"; } 2>/dev/null
-	text=$(tail -c "+$(($3 + 1))" "$1/journal.$2" 2>/dev/null; echo .)
+	# Only a name that the directory has is opened: to ask for one that is not
+	# there yet would hide it for as long as a shared home remembers that. A file
+	# whose size is remembered from before ends there; to have read from it makes
+	# the next stat of it, which is tail's, ask the server.
+	text=.
+	for f in "$1"/journal.*; do
+		[ "$f" = "$1/journal.$2" ] || continue
+		{ read -r text <"$f"; } 2>/dev/null
+		text=$(tail -c "+$(($3 + 1))" "$f" 2>/dev/null; echo .)
+	done
 	say "journal.$1.$2.$3" "${text%.}"
 }
 while IFS=' ' read -r verb uid what number; do
