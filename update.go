@@ -359,6 +359,7 @@ func checkEphemeral(pod *v1.Pod, e *v1.EphemeralContainer) (sentences []string, 
 	}
 	// kubectl debug asks for this capability by itself.
 	if s := e.SecurityContext; s != nil && s.Capabilities != nil && slices.Contains(s.Capabilities.Add, ptrace) {
+		k.ignored = append(k.ignored, at+".securityContext.capabilities.add: SYS_PTRACE is ignored: nobody needs it for the processes of the same user")
 		e = e.DeepCopy()
 		s = e.SecurityContext
 		s.Capabilities.Add = slices.DeleteFunc(s.Capabilities.Add, func(c v1.Capability) bool { return c == ptrace })
@@ -381,5 +382,5 @@ func checkEphemeral(pod *v1.Pod, e *v1.EphemeralContainer) (sentences []string, 
 	return k.ignored, nil
 }
 
-// ptrace is a capability that nobody needs for the processes of the same user.
+// ptrace is the capability that kubectl debug's own profile asks for.
 const ptrace v1.Capability = "SYS_PTRACE"

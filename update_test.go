@@ -164,6 +164,7 @@ func TestEphemeralContainers(t *testing.T) {
 		t.Errorf("the ephemeral container's status is %+v, the pod's %+v", s, got.Status)
 	}
 	k.awaitEvent("debugged FieldIgnored: spec.ephemeralContainers[debug].targetContainerName")
+	k.awaitEvent("debugged FieldIgnored: spec.ephemeralContainers[debug].securityContext.capabilities.add: SYS_PTRACE")
 	k.awaitEvent("debugged UnsupportedField: spec.ephemeralContainers[root]")
 	k.awaitEvent("debugged Failed: ")
 	log, err := k.p.GetContainerLogs(t.Context(), "default", "debugged", "debug", api.ContainerLogOpts{})
