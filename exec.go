@@ -24,13 +24,13 @@ type execData struct {
 	Step       string // the step's name, by which it can be found and cancelled
 	Mark       string
 	TTY, Stdin bool
-	Enter      string // the pod's run/enter on the cluster
+	Enter      string // the pod's run/enter.sh on the cluster
 	Container  string
 	Argv       []string
 }
 
 // RunInContainer runs a command in a running container, as kubectl exec does:
-// srun --overlap starts a step beside the pod's own in its job, and run/enter,
+// srun --overlap starts a step beside the pod's own in its job, and run/enter.sh,
 // left by pod.sh, joins the container. The command's own exit status comes back
 // as an utilexec.CodeExitError, unwrapped: virtual-kubelet looks for it by type
 // assertion (internal/kubernetes/remotecommand/exec.go).
@@ -54,7 +54,7 @@ func (p *KNOCProvider) RunInContainer(ctx context.Context, namespace, name, cont
 	data := execData{
 		JobID: w.JobID, Step: "knoc-exec-" + strings.TrimLeft(mark, "@"), Mark: mark,
 		TTY: attach.TTY(), Stdin: attach.Stdin() != nil,
-		Enter: path.Join(w.Dir, "run/enter"), Container: container, Argv: cmd,
+		Enter: path.Join(w.Dir, "run/enter.sh"), Container: container, Argv: cmd,
 	}
 	script, err := render("exec.sh.tmpl", data)
 	if err != nil {

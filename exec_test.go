@@ -41,7 +41,7 @@ func verbsProvider(t *testing.T, c *testCluster, journal string) (*KNOCProvider,
 		}
 	}
 	// The real one needs a container; what it is called with is tested here.
-	c.writeFile(filepath.Join(dir, "run/enter"), `[ "$2" = -- ] || exit 125; container=$1; shift 2; export container; exec "$@"`)
+	c.writeFile(filepath.Join(dir, "run/enter.sh"), `[ "$2" = -- ] || exit 125; container=$1; shift 2; export container; exec "$@"`)
 	c.Stub("srun", `
 echo "$*" >>"$HOME/srun.log"
 while :; do
@@ -178,7 +178,7 @@ func TestRunInContainer(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, word := range []string{"--jobid=41", "--relative=0", "--overlap", "--ntasks=1", "/run/enter main -- cat"} {
+	for _, word := range []string{"--jobid=41", "--relative=0", "--overlap", "--ntasks=1", "/run/enter.sh main -- cat"} {
 		if !strings.Contains(string(calls), word) {
 			t.Errorf("srun was not called with %s: %s", word, calls)
 		}

@@ -12,7 +12,7 @@ import (
 
 // hookArgv is a hook as one simple command of pod.sh; $1 of a preStop hook is how
 // many seconds it may take. Programs are run as they are written: the kubelet
-// expands no $(VAR) in them either. HTTP hooks are run/probe's.
+// expands no $(VAR) in them either. HTTP hooks are run/probe.sh's.
 func hookArgv(c *v1.Container, kind string, h *v1.LifecycleHandler) []word {
 	if h == nil {
 		return nil
@@ -23,14 +23,14 @@ func hookArgv(c *v1.Container, kind string, h *v1.LifecycleHandler) []word {
 	}
 	switch {
 	case h.Exec != nil:
-		argv = append(argv, "sh", "run/enter", word(c.Name), "--")
+		argv = append(argv, "sh", "run/enter.sh", word(c.Name), "--")
 		for _, s := range h.Exec.Command {
 			argv = append(argv, quote(s))
 		}
 	case h.Sleep != nil:
 		argv = []word{"sleep", word(strconv.FormatInt(max(0, h.Sleep.Seconds), 10))}
 	default:
-		argv = append(argv, "sh", "run/probe", "--hook", word(c.Name), word(kind))
+		argv = append(argv, "sh", "run/probe.sh", "--hook", word(c.Name), word(kind))
 	}
 	return argv
 }

@@ -353,7 +353,7 @@ exec sleep 100
 	}
 	tell(t, []story{
 		{name: "liveness", policy: v1.RestartPolicyAlways, exit: 1, most: 25 * time.Second,
-			before: func(w *scriptRun) { w.write("run/probe", probe) },
+			before: func(w *scriptRun) { w.write("run/probe.sh", probe) },
 			containers: []v1.Container{
 				having(sidecar("i1", untilTerm), probed), shContainer("i2", "[ -e run/i1.started ]"),
 				having(shContainer("a", `echo "pid $$$$"; `+untilTerm), probed),
@@ -372,11 +372,11 @@ exec sleep 100
 				}
 			}},
 		{name: "a container that ends takes its probes along", policy: v1.RestartPolicyNever, exit: 1, most: 25 * time.Second,
-			before:     func(w *scriptRun) { w.write("run/probe", probe) },
+			before:     func(w *scriptRun) { w.write("run/probe.sh", probe) },
 			containers: []v1.Container{having(shContainer("a", "exit 3"), probed), having(shContainer("b", "sleep 0.2"), probed)},
 			check:      func(w *scriptRun) { w.order("start a 0", "exit a 0 3", "done 1") }},
 		{name: "liveness and a deaf container", policy: v1.RestartPolicyNever, exit: 1, most: 25 * time.Second,
-			before:     func(w *scriptRun) { w.write("run/probe", strings.Replace(probe, "5 liveness", "1 liveness", 1)) },
+			before:     func(w *scriptRun) { w.write("run/probe.sh", strings.Replace(probe, "5 liveness", "1 liveness", 1)) },
 			containers: []v1.Container{having(shContainer("a", ignoreAll), probed)},
 			check:      func(w *scriptRun) { w.order("start a 0", "kill a 0 liveness 1", "exit a 0 137", "done 1") }},
 	})

@@ -58,7 +58,7 @@ type scriptContainer struct {
 	Name   string
 	Argv   [][]word
 	Fresh  bool   // something of it is on the node's scratch
-	Enter  []word // how run/enter becomes the container's user (enterAs)
+	Enter  []word // how run/enter.sh becomes the container's user (enterAs)
 	User   word
 	Pull   []word // brings the image into the runtime's cache; nil for a file
 	// Policy says whether the container runs again: the container's own, or what
@@ -69,8 +69,8 @@ type scriptContainer struct {
 	// Post and Pre are the hooks as one simple command each; nil: none. $1 of Pre
 	// is how many seconds it may take.
 	Post, Pre []word
-	Probed    bool // run/probe is to run beside it
-	Startup   bool // run/probe says when it has started
+	Probed    bool // run/probe.sh is to run beside it
+	Startup   bool // run/probe.sh says when it has started
 	Fallback  bool // the end of its log stands in for a termination message
 }
 

@@ -82,6 +82,34 @@ func TestPodScriptSideBySide(t *testing.T) {
 	})
 }
 
+// Files of knoc's own in run/ have names that no container can have.
+func TestPodScriptOwnFiles(t *testing.T) {
+	t.Parallel()
+	eachShell(t, func(t *testing.T, shell []string) {
+		var containers []v1.Container
+		want := []string{"done 0"}
+		for _, name := range []string{"enter", "hosts", "pod", "probe", "stop"} {
+			containers = append(containers, shContainer(name, "sleep 0.3"))
+			want = append(want, "exit "+name+" 0 0", "start "+name+" 0")
+		}
+		w := stageScript(t, newBase(t), scriptPod(v1.RestartPolicyNever, containers...), nil)
+		w.write("run/enter.sh", stubEnter)
+		w.start(shell, "7")
+		if code := w.end(); code != 0 {
+			t.Errorf("exit code %d, want 0", code)
+		}
+		got := w.facts("journal.0")
+		slices.Sort(got)
+		slices.Sort(want)
+		if diff := cmp.Diff(want, got); diff != "" {
+			t.Errorf("journal, sorted (-want +got):\n%s", diff)
+		}
+		if w.read("run/enter.sh") != stubEnter {
+			t.Error("a container's name has spoilt run/enter.sh")
+		}
+	})
+}
+
 func TestPodScriptHead(t *testing.T) {
 	t.Parallel()
 	eachShell(t, func(t *testing.T, shell []string) {
@@ -136,7 +164,7 @@ func TestPodScriptClaim(t *testing.T) {
 		}
 		// The job that holds the claim goes on, also when Slurm has requeued it:
 		// what the first run left does not matter, and journals and attempts are apart.
-		w.write("run/stop", "30\n")
+		w.write("run/pod.stop", "30\n")
 		w.write("run/a", "1\n")
 		for restart := range 2 {
 			w.start(shell, "6", fmt.Sprintf("SLURM_RESTART_COUNT=%d", restart))

@@ -40,7 +40,7 @@ type scriptProbe struct {
 	Late      word   // what is said when an exec probe's time is over
 }
 
-// A probe or a hook that a container may have, with its kind in run/probe and
+// A probe or a hook that a container may have, with its kind in run/probe.sh and
 // its field in the API.
 type (
 	kindOfProbe struct {
@@ -115,7 +115,7 @@ func newProbeScript(pod *v1.Pod, dir string) (*probeScript, error) {
 	return s, nil
 }
 
-// render is the text of run/probe.
+// render is the text of run/probe.sh.
 func (s *probeScript) render() (string, error) {
 	text, err := render("probe.sh.tmpl", s)
 	if err != nil {

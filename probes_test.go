@@ -122,10 +122,10 @@ type probeRun struct {
 	supervisor *exec.Cmd
 }
 
-// probeTools are the programs that run/probe needs of a compute node.
+// probeTools are the programs that run/probe.sh needs of a compute node.
 var probeTools = []string{"cat", "date", "head", "mv", "rm", "setsid", "sleep", "timeout", "tr"}
 
-// enterStub stands for run/enter: the program runs on this machine.
+// enterStub stands for run/enter.sh: the program runs on this machine.
 const enterStub = `! cat refuse 2>/dev/null || exit 125
 shift 2
 exec "$@"
@@ -150,8 +150,8 @@ func newProbeRun(t *testing.T, shell []string, c v1.Container, second int, curl 
 	if err != nil {
 		t.Fatal(err)
 	}
-	r.write("run/probe", text)
-	r.write("run/enter", enterStub)
+	r.write("run/probe.sh", text)
+	r.write("run/enter.sh", enterStub)
 	bin := filepath.Join(r.dir, "bin")
 	tools := probeTools
 	if curl {
@@ -203,7 +203,7 @@ func (r *probeRun) begin() {
 		time.Sleep(time.Millisecond)
 	}
 	r.write("run/a", fmt.Sprintln(r.runtime.Process.Pid))
-	r.cmd = exec.Command(r.shell[0], append(slices.Clone(r.shell[1:]), filepath.Join(r.dir, "run/probe"), "a", "0", strconv.Itoa(r.runtime.Process.Pid))...)
+	r.cmd = exec.Command(r.shell[0], append(slices.Clone(r.shell[1:]), filepath.Join(r.dir, "run/probe.sh"), "a", "0", strconv.Itoa(r.runtime.Process.Pid))...)
 	r.cmd.Env = append(r.env, "KNOC_RESTART_COUNT=0", fmt.Sprint("KNOC_SUPERVISOR=", r.supervisor.Process.Pid))
 	r.cmd.Stderr = &r.stderr
 	r.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
@@ -246,7 +246,7 @@ func (r *probeRun) called(times int) {
 func (r *probeRun) once(args ...string) (int, string) {
 	r.t.Helper()
 	os.Remove(filepath.Join(r.dir, "run/a.readiness"))
-	c := exec.Command(r.shell[0], append(slices.Clone(r.shell[1:]), append([]string{filepath.Join(r.dir, "run/probe")}, args...)...)...)
+	c := exec.Command(r.shell[0], append(slices.Clone(r.shell[1:]), append([]string{filepath.Join(r.dir, "run/probe.sh")}, args...)...)...)
 	c.Env = r.env
 	var out, errs bytes.Buffer
 	c.Stdout, c.Stderr = &out, &errs
@@ -289,7 +289,7 @@ func TestProbeReadiness(t *testing.T) {
 		for since := time.Now(); strings.Count(r.read("journal.0"), "ready a 0 1") < 2 && time.Since(since) < 20*time.Second; {
 			time.Sleep(10 * time.Millisecond)
 		}
-		r.write("run/stop", "30\n") // the pod terminates
+		r.write("run/pod.stop", "30\n") // the pod terminates
 		for since := time.Now(); strings.Count(r.read("journal.0"), "ready a 0 0") < 2 && time.Since(since) < 20*time.Second; {
 			time.Sleep(10 * time.Millisecond)
 		}

@@ -99,7 +99,7 @@ run) echo "run $image $*" ;;
 esac
 `
 
-// stubEnter stands in for run/enter: it runs the program on this machine.
+// stubEnter stands in for run/enter.sh: it runs the program on this machine.
 const stubEnter = `#!/bin/sh
 read -r pid <"run/$1"
 [ -n "$pid" ] && [ -e up ] || [ ! -e late ] || { echo "knoc: container $1 is not running: it has not started yet"; exit 125; }
@@ -179,7 +179,7 @@ func stageScript(t *testing.T, b base, pod *v1.Pod, env map[string][]envVar) *sc
 		t.Fatal(err)
 	}
 	w.write("pod.sh", text)
-	w.write("run/enter", stubEnter)
+	w.write("run/enter.sh", stubEnter)
 	for _, c := range allContainers(pod) {
 		data, err := envFile(env[c.Name], "")
 		if err != nil {

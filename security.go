@@ -314,7 +314,7 @@ func scratchOf(pod *v1.Pod, cfg scriptConfig) scratchData {
 	return d
 }
 
-// enterAs are setpriv's options and nsenter's user id with which run/enter, as
+// enterAs are setpriv's options and nsenter's user id with which run/enter.sh, as
 // root of the pod's user namespace, becomes the container's user; nil where the
 // pod has no users of its own. The groups come first, while it is root still; the
 // user is nsenter's work, once it has entered all else.

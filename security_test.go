@@ -113,7 +113,7 @@ func TestPodScriptHosts(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		rest, ok := strings.CutPrefix(w.read("run/hosts"), string(machine))
+		rest, ok := strings.CutPrefix(w.read("run/pod.hosts"), string(machine))
 		for _, line := range strings.SplitAfter(strings.TrimSuffix(rest, "\n"), "\n") {
 			if ip, names, _ := strings.Cut(line, "\t"); ok && names == "test.db.default.svc.cluster.local\ttest\n" && ip != "" {
 				rest = strings.Replace(rest, line, "", 1)

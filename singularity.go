@@ -73,7 +73,7 @@ func runtimeArgv(pod *v1.Pod, c *v1.Container, cfg scriptConfig) ([][]word, erro
 		}
 	}
 	if ownHosts(pod) && !slices.ContainsFunc(mounts, func(m mount) bool { return m.Target == "/etc/hosts" }) {
-		mounts = append(mounts, mount{Source: "run/hosts", Target: "/etc/hosts"})
+		mounts = append(mounts, mount{Source: "run/pod.hosts", Target: "/etc/hosts"})
 	}
 	mounts = messageMount(c, mounts)
 	for _, m := range mounts {

@@ -145,7 +145,7 @@ func TestRuntimeArgv(t *testing.T) {
 			VolumeMounts: []v1.VolumeMount{{Name: "v", MountPath: "/data", ReadOnly: true}}},
 			strings.Replace(head, "run", "exec", 1) + ` --no-https --nv ` + tail + ` --mount 'type=bind,source=/d/vol/v,destination=/data,ro' 'docker://r:5000/app' 'x'`},
 		{"host name", nil, v1.Container{Image: "app"},
-			head + ` --hostname 'web' ` + tail + ` --mount 'type=bind,source=/d/run/hosts,destination=/etc/hosts' 'docker://app'`},
+			head + ` --hostname 'web' ` + tail + ` --mount 'type=bind,source=/d/run/pod.hosts,destination=/etc/hosts' 'docker://app'`},
 		{"termination message", node, v1.Container{Image: "app", TerminationMessagePath: "/var//say"},
 			head + ` ` + tail + ` --mount 'type=bind,source=/d/msg/c,destination=/var/say' 'docker://app'`},
 		{"own hosts file", nil, v1.Container{Image: "app", VolumeMounts: []v1.VolumeMount{{Name: "v", MountPath: "/etc/hosts"}}},

@@ -93,7 +93,7 @@ func (p *KNOCProvider) stageIn(ctx context.Context, pod *v1.Pod, dir string) (fi
 		if err != nil {
 			return nil, ignored, err
 		}
-		files = append(files, file{Name: "run/probe", Mode: 0o700, Body: []byte(text)})
+		files = append(files, file{Name: "run/probe.sh", Mode: 0o700, Body: []byte(text)})
 	}
 	meta, err := json.Marshal(metaOf(pod))
 	if err != nil {
@@ -108,7 +108,7 @@ func (p *KNOCProvider) stageIn(ctx context.Context, pod *v1.Pod, dir string) (fi
 	}
 	return append(append(dirs, files...),
 		file{Name: "meta", Mode: 0o600, Body: append(meta, '\n')},
-		file{Name: "run/enter", Mode: 0o700, Body: []byte(enter)},
+		file{Name: "run/enter.sh", Mode: 0o700, Body: []byte(enter)},
 		file{Name: "pod.sh", Mode: 0o700, Body: []byte(text)},
 	), ignored, nil
 }

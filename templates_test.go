@@ -11,7 +11,7 @@ import (
 
 // TestScripts keeps what the templates of the login node become with hostile
 // values in testdata/scripts, where they are read by people, by shellcheck (make
-// lint) and, here, by each shell. pod.sh and run/enter have goldens of their own.
+// lint) and, here, by each shell. pod.sh and run/enter.sh have goldens of their own.
 func TestScripts(t *testing.T) {
 	const nasty = `it's "$(id)" \`
 	dir, epoch := "/home/hpcuser/.knoc/knoc-c1", "1000000001"
@@ -26,7 +26,7 @@ func TestScripts(t *testing.T) {
 		"heal":          map[string]any{"Node": "knoc", "Root": "/home/u/my dir", "Base": "knoc-c1"},
 		"adopt":         map[string]any{"Dir": dir, "Epoch": epoch, "Jobs": []struct{ UID, JobID string }{{"u-1", "12"}, {nasty, nasty}}},
 		"watch":         map[string]any{"Dir": dir, "Epoch": epoch},
-		"exec":          execData{JobID: "12", Step: "knoc-exec-1", Mark: "@MARK", Enter: dir + "/u-1/run/enter", Container: "main", Argv: []string{"sh", "-c", nasty}},
+		"exec":          execData{JobID: "12", Step: "knoc-exec-1", Mark: "@MARK", Enter: dir + "/u-1/run/enter.sh", Container: "main", Argv: []string{"sh", "-c", nasty}},
 		"execcancel":    execData{JobID: "12", Step: "knoc-exec-1"},
 		"logs":          logData{File: dir + "/u-1/log/main.0", Tail: "10", Follow: true},
 		"classicstage":  map[string]any{"Dir": dir, "Epoch": epoch, "Instance": "default-u-1-main", "New": "default-u-1-main.new-X", "Pod": "default-u-1", "Shared": []string{"data"}},

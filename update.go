@@ -312,12 +312,12 @@ func (p *KNOCProvider) stagePart(ctx context.Context, pod *v1.Pod, part part, me
 		{Name: "env/" + c.Name, Mode: 0o600, Body: env},
 		{Name: name, Mode: 0o600, Body: []byte(text)},
 	}
-	if script.Mapped { // run/enter knows each container's user
+	if script.Mapped { // run/enter.sh knows each container's user
 		enter, err := render("enter.sh.tmpl", script)
 		if err != nil {
 			return nil, command{}, nil, err
 		}
-		files = append(files, file{Name: "run/enter", Mode: 0o700, Body: []byte(enter)})
+		files = append(files, file{Name: "run/enter.sh", Mode: 0o700, Body: []byte(enter)})
 	}
 	return files, command{UID: string(pod.UID), Verb: verb, Container: c.Name, Number: count}, ignored, nil
 }

@@ -247,7 +247,7 @@ func TestProbeWithoutCurl(t *testing.T) {
 	})))
 	job := p.awaitJob()
 	login(t, `cd ~/.knoc/*/`+string(p.uid)+` && mkdir run/bin && for f in sh sleep setsid timeout cat head tr mv rm date; do ln -s "$(command -v $f)" run/bin/; done &&
-		sed "s|^PATH=.*|PATH=$PWD/run/bin|" run/probe >run/probe.new && chmod 700 run/probe.new && mv run/probe.new run/probe && scontrol release `+job)
+		sed "s|^PATH=.*|PATH=$PWD/run/bin|" run/probe.sh >run/probe.sh.new && chmod 700 run/probe.sh.new && mv run/probe.sh.new run/probe.sh && scontrol release `+job)
 	p.awaitEvent("Warning Unhealthy spec.containers{main}: Readiness probe failed: curl is not installed on the compute node ")
 	if isReady(p.now()) {
 		t.Error("it is ready")

@@ -192,7 +192,7 @@ stop() {
 	at=$((clock + $1 * 100))
 	if [ -z "$stopping" ] || [ "$at" -lt "$killat" ]; then
 		stopping=${stopping:-$2} period=$1 killat=$at
-		echo "$1" >run/stop
+		echo "$1" >run/pod.stop
 		[ -n "$closing" ] || note stopping "$1"
 	fi
 }
@@ -431,7 +431,7 @@ supervise() {
 	if [ "$restart" != 0 ]; then # attempts count on when Slurm runs the job again
 		while [ -e "log/$2.$attempt" ]; do attempt=$((attempt + 1)); done
 	fi
-	while [ ! -s run/stop ]; do
+	while [ ! -s run/pod.stop ]; do
 		true >>"log/$2.$attempt"
 		rc=0
 		bring "$1" "$2"
@@ -440,7 +440,7 @@ supervise() {
 		began=$clock
 		[ "$rc" -ne 0 ] || launch "$@"
 		note exit "$2" "$attempt" "$rc"
-		if [ -n "$ended" ] || [ -s run/stop ]; then break; fi
+		if [ -n "$ended" ] || [ -s run/pod.stop ]; then break; fi
 		if renewed "$2"; then # it was ended for that: at once, whatever the policy
 			attempt=$((attempt + 1)) delay=$backoff
 			continue
@@ -518,13 +518,13 @@ ooms() {
 # the log. run/NAME holds the process id (and below it the attempt and the number
 # of the image) while the container runs and none otherwise; one write is enough,
 # for the readers are on this machine. Either stop sees that number and sends TERM,
-# or run/stop is seen here; the same goes for update and run/NAME.image. The
+# or run/pod.stop is seen here; the same goes for update and run/NAME.image. The
 # environment comes from a file, so that no value of it is in this script, which
 # Slurm keeps a copy of, or on a command line, which everybody can read.
 contain() {
 	read -r pid rest </proc/self/stat # this subshell's own, which $$ is not
 	printf '%s\n%s\n%s\n' "$pid" "$3" "$using" >"run/$2"
-	[ ! -s run/stop ] || exit 143
+	[ ! -s run/pod.stop ] || exit 143
 	if [ -s "run/$2.image" ]; then
 		read -r image <"run/$2.image"
 		[ "$image" = "$using" ] || exit 143
@@ -757,7 +757,7 @@ container_1() { # fetch
 	exec 'apptainer' --quiet exec \
 		--containall --no-eval --no-umask --hostname 'init' \
 		${overlay:+--overlay "$scratch/fetch"} ${tmpfs:+--writable-tmpfs} --workdir "$scratch/fetch" --pwd '/' \
-		--mount 'type=bind,source=/home/user/.knoc/knoc-c1/6c2f1a52-0000-4000-8000-000000000003/run/hosts,destination=/etc/hosts' \
+		--mount 'type=bind,source=/home/user/.knoc/knoc-c1/6c2f1a52-0000-4000-8000-000000000003/run/pod.hosts,destination=/etc/hosts' \
 		'docker://busybox:1.36' 'true'
 }
 image_1() { fetch fetch ec95dfb0234f2beb2ab90fd07138bb61 'apptainer' --quiet pull ../images/lock/image 'docker://busybox:1.36'; }
@@ -767,7 +767,7 @@ container_2() { # check
 	exec 'apptainer' --quiet exec \
 		--containall --no-eval --no-umask --hostname 'init' \
 		${overlay:+--overlay "$scratch/check"} ${tmpfs:+--writable-tmpfs} --workdir "$scratch/check" --pwd '/' \
-		--mount 'type=bind,source=/home/user/.knoc/knoc-c1/6c2f1a52-0000-4000-8000-000000000003/run/hosts,destination=/etc/hosts' \
+		--mount 'type=bind,source=/home/user/.knoc/knoc-c1/6c2f1a52-0000-4000-8000-000000000003/run/pod.hosts,destination=/etc/hosts' \
 		'docker://registry.example.org/tools/check@sha256:5f70bf18a086007016e948b04aed3b82103a36bea41755b6cddfaf10ace3c6ef' 'sh' '-c' 'exit 0'
 }
 image_2() { fetch check a0662494324e2d68615955977964549d 'apptainer' --quiet pull ../images/lock/image 'docker://registry.example.org/tools/check@sha256:5f70bf18a086007016e948b04aed3b82103a36bea41755b6cddfaf10ace3c6ef'; }
@@ -777,7 +777,7 @@ container_3() { # main
 	exec 'apptainer' --quiet exec \
 		--containall --no-eval --no-umask --hostname 'init' \
 		${overlay:+--overlay "$scratch/main"} ${tmpfs:+--writable-tmpfs} --workdir "$scratch/main" --pwd '/' \
-		--mount 'type=bind,source=/home/user/.knoc/knoc-c1/6c2f1a52-0000-4000-8000-000000000003/run/hosts,destination=/etc/hosts' \
+		--mount 'type=bind,source=/home/user/.knoc/knoc-c1/6c2f1a52-0000-4000-8000-000000000003/run/pod.hosts,destination=/etc/hosts' \
 		'/apps/images/main.sif' 'true'
 }
 image_3() { rc=0; }
@@ -804,7 +804,7 @@ reachable() {
 }
 
 if ! { [ -d log ] && [ -d run ] && [ -d cmd ] && [ -d msg ]; }; then mkdir -p log run cmd msg; fi
-true >run/stop # a requeued job finds what its first run left
+true >run/pod.stop # a requeued job finds what its first run left
 for name in $names; do
 	true >"run/$name"
 	true >"run/$name.end"
@@ -870,7 +870,7 @@ umask 022
 {
 	cat /etc/hosts
 	for ip in $ips; do echo "$ip	init"; done
-} >run/hosts
+} >run/pod.hosts
 umask 077
 prepare
 

@@ -193,7 +193,7 @@ stop() {
 	at=$((clock + $1 * 100))
 	if [ -z "$stopping" ] || [ "$at" -lt "$killat" ]; then
 		stopping=${stopping:-$2} period=$1 killat=$at
-		echo "$1" >run/stop
+		echo "$1" >run/pod.stop
 		[ -n "$closing" ] || note stopping "$1"
 	fi
 }
@@ -447,7 +447,7 @@ supervise() {
 	if [ "$restart" != 0 ]; then # attempts count on when Slurm runs the job again
 		while [ -e "log/$2.$attempt" ]; do attempt=$((attempt + 1)); done
 	fi
-	while [ ! -s run/stop ]; do
+	while [ ! -s run/pod.stop ]; do
 		true >>"log/$2.$attempt"
 		rc=0
 		bring "$1" "$2"
@@ -456,7 +456,7 @@ supervise() {
 		began=$clock
 		[ "$rc" -ne 0 ] || launch "$@"
 		note exit "$2" "$attempt" "$rc"
-		if [ -n "$ended" ] || [ -s run/stop ]; then break; fi
+		if [ -n "$ended" ] || [ -s run/pod.stop ]; then break; fi
 		if renewed "$2"; then # it was ended for that: at once, whatever the policy
 			attempt=$((attempt + 1)) delay=$backoff
 			continue
@@ -546,13 +546,13 @@ ooms() {
 # the log. run/NAME holds the process id (and below it the attempt and the number
 # of the image) while the container runs and none otherwise; one write is enough,
 # for the readers are on this machine. Either stop sees that number and sends TERM,
-# or run/stop is seen here; the same goes for update and run/NAME.image. The
+# or run/pod.stop is seen here; the same goes for update and run/NAME.image. The
 # environment comes from a file, so that no value of it is in this script, which
 # Slurm keeps a copy of, or on a command line, which everybody can read.
 contain() {
 	read -r pid rest </proc/self/stat # this subshell's own, which $$ is not
 	printf '%s\n%s\n%s\n' "$pid" "$3" "$using" >"run/$2"
-	[ ! -s run/stop ] || exit 143
+	[ ! -s run/pod.stop ] || exit 143
 	if [ -s "run/$2.image" ]; then
 		read -r image <"run/$2.image"
 		[ "$image" = "$using" ] || exit 143
@@ -792,7 +792,7 @@ follow_1() { # web; ATTEMPT
 	launched web "$1"
 	kill -USR1 $$
 	export KNOC_SUPERVISOR=$$ KNOC_RESTART_COUNT="$restart"
-	exec sh run/probe web "$1" "$pid"
+	exec sh run/probe.sh web "$1" "$pid"
 }
 
 
@@ -801,7 +801,7 @@ container_1() { # web
 	exec 'apptainer' --quiet run \
 		--containall --no-eval --no-umask --hostname 'probes' \
 		${overlay:+--overlay "$scratch/web"} ${tmpfs:+--writable-tmpfs} --workdir "$scratch/web" --pwd '/' \
-		--mount 'type=bind,source=/home/user/.knoc/knoc-c1/0b9f4b2e-0009/run/hosts,destination=/etc/hosts' \
+		--mount 'type=bind,source=/home/user/.knoc/knoc-c1/0b9f4b2e-0009/run/pod.hosts,destination=/etc/hosts' \
 		'docker://web:1'
 }
 image_1() { fetch web f18028103ebd9249b65eb8252e94d632 'apptainer' --quiet pull ../images/lock/image 'docker://web:1'; }
@@ -828,7 +828,7 @@ reachable() {
 }
 
 if ! { [ -d log ] && [ -d run ] && [ -d cmd ] && [ -d msg ]; }; then mkdir -p log run cmd msg; fi
-true >run/stop # a requeued job finds what its first run left
+true >run/pod.stop # a requeued job finds what its first run left
 for name in $names; do
 	true >"run/$name"
 	true >"run/$name.end"
@@ -849,7 +849,7 @@ KNOC_POD_IP=${ips%% *}
 KNOC_POD_IPS=${ips%% *}${v4:+${v6:+,$v6}}
 # shellcheck disable=SC2034
 KNOC_HOST_IP=$KNOC_POD_IP KNOC_HOST_IPS=$KNOC_POD_IPS
-export KNOC_POD_IP # for run/probe
+export KNOC_POD_IP # for run/probe.sh
 
 # The file in which the kernel counts the kills for memory of this job's cgroup, as
 # version 2 has it and version 1.
@@ -895,7 +895,7 @@ umask 022
 {
 	cat /etc/hosts
 	for ip in $ips; do echo "$ip	probes"; done
-} >run/hosts
+} >run/pod.hosts
 umask 077
 prepare
 

@@ -7,4 +7,4 @@
 exec srun --jobid='12' --relative=0 --nodes=1 --ntasks=1 --overlap \
 	--job-name='knoc-exec-1' --chdir=/ --mpi=none --quiet --input=none \
 	sh -c 'trap : INT QUIT HUP; sh "$@"; printf "%s%s\n" "$0" "$?" >&2' '@MARK' \
-	'/home/hpcuser/.knoc/knoc-c1/u-1/run/enter' 'main' -- 'sh' '-c' 'it'\''s "$(id)" \'
+	'/home/hpcuser/.knoc/knoc-c1/u-1/run/enter.sh' 'main' -- 'sh' '-c' 'it'\''s "$(id)" \'

@@ -6,11 +6,11 @@
 # probes. It looks after the container as the kubelet would (initial delay,
 # period, thresholds), and appends what it finds to the pod's journal.
 #
-#   sh run/probe NAME ATTEMPT PID              until process PID, the container's runtime, ends
-#   sh run/probe --once NAME ATTEMPT KIND      one probe; exit 0 passed, 1 failed, 2 passed with a warning, 3 too early
-#   sh run/probe --hook NAME post|pre          an HTTP lifecycle hook; says why it failed
+#   sh run/probe.sh NAME ATTEMPT PID              until process PID, the container's runtime, ends
+#   sh run/probe.sh --once NAME ATTEMPT KIND      one probe; exit 0 passed, 1 failed, 2 passed with a warning, 3 too early
+#   sh run/probe.sh --hook NAME post|pre          an HTTP lifecycle hook; says why it failed
 #
-# exec probes enter the container by run/enter. The others need nothing but curl
+# exec probes enter the container by run/enter.sh. The others need nothing but curl
 # on the compute node; without it they fail.
 
 # shellcheck disable=SC2016,SC2034,SC2317 # text in quotes is the pod's; settings are for all probes; check calls by name
@@ -93,7 +93,7 @@ inside() {
 	text=$(
 		exec 3>&1
 		rc=$({
-			{ sh ./run/enter "$name" -- "$@" </dev/null 2>&1 3>&- 4>&-; echo $? >&4; } |
+			{ sh ./run/enter.sh "$name" -- "$@" </dev/null 2>&1 3>&- 4>&-; echo $? >&4; } |
 				{ head -c 1024 | tr -d '\000'; cat >/dev/null; } >&3
 		} 4>&1)
 		exit "${rc:-1}"
@@ -369,7 +369,7 @@ once() {
 	most=$((limit * second))
 	[ -n "$late" ] || most=$((most + second))
 	decimal "$most"
-	setsid timeout -s KILL "$decimal" sh ./run/probe --once "$name" "$attempt" "$kind" </dev/null &
+	setsid timeout -s KILL "$decimal" sh ./run/probe.sh --once "$name" "$attempt" "$kind" </dev/null &
 	busy=$!
 	[ -z "$quit" ] || cut
 	wait "$busy"
@@ -510,7 +510,7 @@ if ! begin startup; then
 	begin readiness
 	begin liveness
 fi
-while [ -n "$crew" ] && [ -z "$quit" ] && alive && [ ! -s run/stop ]; do
+while [ -n "$crew" ] && [ -z "$quit" ] && alive && [ ! -s run/pod.stop ]; do
 	pause "$second"
 	if [ -n "$passed" ] && [ -z "$others" ]; then
 		others=1 passed='' crew=''
