@@ -363,5 +363,5 @@ func kubeletHandler(p engine, pods *kubePods) http.Handler {
 		StreamCreationTimeout: streamTimeout,
 	}, mux, true)
 	mux.HandleFunc("/healthz", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, "ok") })
-	return mux
+	return withTailNone(mux)
 }

@@ -338,7 +338,10 @@ func (e *testEngine) NotifyPods(_ context.Context, f func(*v1.Pod)) {
 	defer e.mu.Unlock()
 	e.notify = f
 }
-func (e *testEngine) GetContainerLogs(context.Context, string, string, string, api.ContainerLogOpts) (io.ReadCloser, error) {
+func (e *testEngine) GetContainerLogs(ctx context.Context, _, _, _ string, _ api.ContainerLogOpts) (io.ReadCloser, error) {
+	if ctx.Value(tailNone{}) != nil {
+		return io.NopCloser(strings.NewReader("")), nil
+	}
 	return io.NopCloser(strings.NewReader("a line of log\n")), nil
 }
 func (e *testEngine) RunInContainer(context.Context, string, string, string, []string, api.AttachIO) error {
@@ -623,13 +626,18 @@ func TestKubeletPort(t *testing.T) {
 	for path, want := range map[string]string{
 		"/healthz":             "200 OK ok",
 		"/containerLogs/a/b/c": "200 OK a line of log\n",
-		"/stats/summary":       "200 OK ",
-		"/pods":                `"name":"known"`,
-		"/nowhere":             "404",
+
+		"/containerLogs/a/b/c?tailLines=1": "200 OK a line of log\n",
+		"/stats/summary":                   "200 OK ",
+		"/pods":                            `"name":"known"`,
+		"/nowhere":                         "404",
 	} {
 		if got, err := get(path, allowed()); err != nil || !strings.Contains(got, want) {
 			t.Errorf("%s: %q %v", path, got, err)
 		}
+	}
+	if got, err := get("/containerLogs/a/b/c?tailLines=0", allowed()); err != nil || got != "200 OK " {
+		t.Errorf("a tail of no lines: %q %v", got, err)
 	}
 	for who, c := range map[string]*tls.Config{
 		"nobody":     {},

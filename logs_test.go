@@ -3,6 +3,7 @@ package knoc
 import (
 	"bytes"
 	"context"
+	"fmt"
 	"io"
 	"os"
 	"path/filepath"
@@ -74,6 +75,80 @@ func TestGetContainerLogs(t *testing.T) {
 	}
 }
 
+// The index of a log says when its bytes were written.
+func TestLogTimes(t *testing.T) {
+	t.Parallel()
+	c := newTestCluster(t)
+	p, dir := verbsProvider(t, c, restartedJournal)
+	at := time.Now().Add(-time.Hour).Truncate(time.Second)
+	sec := func(n int) int64 { return at.Add(time.Duration(n) * time.Second).Unix() }
+	stamp := func(n int) string { return at.Add(time.Duration(n)*time.Second).UTC().Format(time.RFC3339Nano) + " " }
+	c.writeFile(filepath.Join(dir, "log/main.2"), "one\ntwo\nthree\nfour\nfi")
+	// A line of the index that is older than the one before it is passed over.
+	c.writeFile(filepath.Join(dir, "log/main.2.at"), fmt.Sprintf("%d 8\n%d 14\n%d 8\n%d 19\n%d 21\n", sec(0), sec(10), sec(9), sec(20), sec(3590)))
+	all := stamp(0) + "one\n" + stamp(0) + "two\n" + stamp(10) + "three\n" + stamp(20) + "four\n" + stamp(3590) + "fi"
+	none := context.WithValue(t.Context(), tailNone{}, true)
+	for _, test := range []struct {
+		name string
+		ctx  context.Context
+		opts api.ContainerLogOpts
+		want string
+	}{
+		{"timestamps", nil, api.ContainerLogOpts{Timestamps: true}, all},
+		{"timestamps of the tail", nil, api.ContainerLogOpts{Timestamps: true, Tail: 2}, stamp(20) + "four\n" + stamp(3590) + "fi"},
+		{"limit counts them", nil, api.ContainerLogOpts{Timestamps: true, LimitBytes: 30}, all[:30]},
+		{"since time", nil, api.ContainerLogOpts{SinceTime: at.Add(10 * time.Second)}, "three\nfour\nfi"},
+		{"since a time between", nil, api.ContainerLogOpts{SinceTime: at.Add(11 * time.Second)}, "four\nfi"},
+		{"since the beginning", nil, api.ContainerLogOpts{SinceTime: time.Unix(1, 0)}, "one\ntwo\nthree\nfour\nfi"},
+		{"since the future", nil, api.ContainerLogOpts{SinceTime: at.Add(24 * time.Hour)}, ""},
+		{"since seconds", nil, api.ContainerLogOpts{SinceSeconds: 600}, "fi"},
+		{"since, tail and timestamps", nil, api.ContainerLogOpts{SinceTime: at.Add(10 * time.Second), Tail: 2, Timestamps: true}, stamp(20) + "four\n" + stamp(3590) + "fi"},
+		{"a tail of none", none, api.ContainerLogOpts{}, ""},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			ctx := test.ctx
+			if ctx == nil {
+				ctx = t.Context()
+			}
+			r, err := p.GetContainerLogs(ctx, "default", "web", "main", test.opts)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer r.Close()
+			got, err := io.ReadAll(r)
+			if err != nil || string(got) != test.want {
+				t.Errorf("log %q, %v, want %q", got, err, test.want)
+			}
+		})
+	}
+}
+
+// The last lines of a large log are found from its end.
+func TestLogTailOfManyLines(t *testing.T) {
+	t.Parallel()
+	c := newTestCluster(t)
+	p, dir := verbsProvider(t, c, runningJournal)
+	var b strings.Builder
+	for i := range 60000 {
+		fmt.Fprintf(&b, "line %d\n", i)
+	}
+	all := b.String()
+	c.writeFile(filepath.Join(dir, "log/main.0"), all)
+	for _, n := range []int{1, 1000, 20000, 59999, 60000, 70000} {
+		r, err := p.GetContainerLogs(t.Context(), "default", "web", "main", api.ContainerLogOpts{Tail: n})
+		if err != nil {
+			t.Fatal(err)
+		}
+		got, err := io.ReadAll(r)
+		r.Close()
+		lines := strings.SplitAfter(strings.TrimSuffix(all, "\n"), "\n")
+		want := strings.Join(lines[max(0, len(lines)-n):], "") + "\n"
+		if err != nil || string(got) != want {
+			t.Errorf("the last %d lines: %d bytes, %v, want %d", n, len(got), err, len(want))
+		}
+	}
+}
+
 func TestGetContainerLogsRefuses(t *testing.T) {
 	t.Parallel()
 	c := newTestCluster(t)
@@ -91,9 +166,6 @@ func TestGetContainerLogsRefuses(t *testing.T) {
 		{name: "waiting", status: []v1.ContainerStatus{waiting}, want: `container "main" in pod "web" is waiting to start: PodInitializing`, invalid: true},
 		{name: "never started", journal: "1700000000 claim 41\n1700000001 done 1\n", want: "never started", invalid: true},
 		{name: "no previous", journal: runningJournal, opts: api.ContainerLogOpts{Previous: true}, want: `previous terminated container "main" in pod "web" not found`, invalid: true},
-		{name: "timestamps", journal: runningJournal, opts: api.ContainerLogOpts{Timestamps: true}, want: "not supported yet", invalid: true},
-		{name: "since", journal: runningJournal, opts: api.ContainerLogOpts{SinceSeconds: 5}, want: "not supported yet", invalid: true},
-		{name: "since time", journal: runningJournal, opts: api.ContainerLogOpts{SinceTime: time.Unix(1, 0)}, want: "not supported yet", invalid: true},
 		{name: "negative", journal: runningJournal, opts: api.ContainerLogOpts{Tail: -1}, want: "-1", invalid: true},
 		{name: "file is missing", journal: runningJournal, want: "log/main.0"},
 	} {

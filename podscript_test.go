@@ -82,6 +82,50 @@ func TestPodScriptSideBySide(t *testing.T) {
 	})
 }
 
+// A log's index has its size when it was last written to.
+func TestPodScriptLogIndex(t *testing.T) {
+	t.Parallel()
+	eachShell(t, func(t *testing.T, shell []string) {
+		w := stageScript(t, newBase(t), scriptPod(v1.RestartPolicyNever,
+			shContainer("a", "echo one; sleep 4; printf two"), shContainer("quiet", "sleep 4")), nil)
+		began := time.Now().Unix()
+		w.start(shell, "7")
+		if code := w.end(); code != 0 {
+			t.Errorf("exit code %d, want 0; stderr: %s", code, w.stderr.String())
+		}
+		var marks []logMark
+		index := &logStamps{}
+		if err := index.learn([]byte(w.read("log/a.0.at"))); err != nil {
+			t.Fatal(err)
+		}
+		marks = index.marks
+		if len(marks) != 2 || marks[0].size != 4 || marks[1].size != 7 ||
+			marks[0].seconds < began || marks[1].seconds-marks[0].seconds < 3 || marks[1].seconds > time.Now().Unix() {
+			t.Errorf("the job began at %d, its log's index is %q", began, w.read("log/a.0.at"))
+		}
+		if got := w.read("log/quiet.0.at"); got != "" {
+			t.Errorf("the index of a log without a line is %q", got)
+		}
+	})
+}
+
+// Signals that were ignored when a shell started stay so, whatever it traps: a
+// slurmd that was started with nohup makes such jobs.
+func TestPodScriptNohup(t *testing.T) {
+	t.Parallel()
+	eachShell(t, func(t *testing.T, shell []string) {
+		w := stageScript(t, newBase(t), scriptPod(v1.RestartPolicyNever, shContainer("a", "sleep 0.2")), nil)
+		began := time.Now()
+		w.start(append([]string{"nohup"}, shell...), "7")
+		if code := w.end(); code != 0 {
+			t.Errorf("exit code %d, want 0", code)
+		}
+		if took := time.Since(began); took > 4*time.Second {
+			t.Errorf("it took %v to end", took)
+		}
+	})
+}
+
 // Files of knoc's own in run/ have names that no container can have.
 func TestPodScriptOwnFiles(t *testing.T) {
 	t.Parallel()

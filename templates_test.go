@@ -28,7 +28,7 @@ func TestScripts(t *testing.T) {
 		"watch":         map[string]any{"Dir": dir, "Epoch": epoch},
 		"exec":          execData{JobID: "12", Step: "knoc-exec-1", Mark: "@MARK", Enter: dir + "/u-1/run/enter.sh", Container: "main", Argv: []string{"sh", "-c", nasty}},
 		"execcancel":    execData{JobID: "12", Step: "knoc-exec-1"},
-		"logs":          logData{File: dir + "/u-1/log/main.0", Tail: "10", Follow: true},
+		"logs":          logData{File: dir + "/u-1/log/main.0", Tail: "10", Ago: 60, Stamps: true, Index: 24},
 		"classicstage":  map[string]any{"Dir": dir, "Epoch": epoch, "Instance": "default-u-1-main", "New": "default-u-1-main.new-X", "Pod": "default-u-1", "Shared": []string{"data"}},
 		"classicdelete": map[string]any{"Dir": dir, "Epoch": epoch, "Instance": "default-u-1-main", "Pod": "default-u-1", "Job": "knoc-default-u-1-main", "Seconds": 45},
 	}

@@ -3,8 +3,10 @@
 package e2e
 
 import (
+	"strconv"
 	"strings"
 	"testing"
+	"time"
 
 	v1 "k8s.io/api/core/v1"
 )
@@ -23,6 +25,44 @@ func TestLogsTailFollowAndLimit(t *testing.T) {
 	}
 	if got, want := p.log("--limit-bytes=6"), "line 1"; got != want {
 		t.Errorf("--limit-bytes=6 gives %q, want %q", got, want)
+	}
+}
+
+// Lines of a log have the times at which they were written, to a second or so.
+func TestLogsSinceAndTimestamps(t *testing.T) {
+	t.Parallel()
+	n := newNamespace(t)
+	p := n.createOne(n.shell("pod", "echo first; sleep 5; echo second; sleep 5; echo third; date -u +%s; sleep 2"))
+	p.awaitPhase("Succeeded")
+	stamped := p.log("--timestamps")
+	var times []time.Time
+	for _, line := range strings.Split(strings.TrimSuffix(stamped, "\n"), "\n") {
+		stamp, rest, _ := strings.Cut(line, " ")
+		at, err := time.Parse(time.RFC3339Nano, stamp)
+		if err != nil {
+			t.Fatalf("log %q: %v", stamped, err)
+		}
+		times = append(times, at)
+		if seconds, err := strconv.ParseInt(rest, 10, 64); err == nil && (at.Unix() < seconds-1 || at.Unix() > seconds+3) {
+			t.Errorf("the line %q was written at %v", line, time.Unix(seconds, 0).UTC())
+		}
+	}
+	if len(times) != 4 {
+		t.Fatalf("log %q, want 4 lines", stamped)
+	}
+	for i, least := range []time.Duration{3 * time.Second, 3 * time.Second, 0} {
+		if between := times[i+1].Sub(times[i]); between < least {
+			t.Errorf("%v between lines %d and %d, want at least %v: %q", between, i, i+1, least, stamped)
+		}
+	}
+	if got := p.log("--since-time="+times[1].Format(time.RFC3339), "--tail=10"); !strings.HasPrefix(got, "second\nthird\n") {
+		t.Errorf("since the second line: %q", got)
+	}
+	if got := p.log("--since=1h"); !strings.HasPrefix(got, "first\n") {
+		t.Errorf("since an hour ago: %q", got)
+	}
+	if got := p.log("--tail=0"); got != "" {
+		t.Errorf("a tail of 0 gives %q", got)
 	}
 }
 

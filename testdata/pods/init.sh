@@ -390,17 +390,40 @@ below() {
 # started and still has this shell's traps.
 ticker() {
 	trap '' TERM
-	trap 'quit=1 cut=1; kill -KILL "$nap"' HUP
-	nap='' cut='' quit=''
+	trap 'quit=1 cut=1; kill -KILL "$nap"' ALRM # HUP may be ignored for good (nohup)
+	nap='' cut='' quit='' beat=0
 	while [ -z "$quit" ]; do
-		sleep 5 &
+		sleep 1 &
 		nap=$!
 		[ -z "$cut" ] || kill -KILL "$nap" # the trap knew the last one
 		cut=''
 		wait "$nap"
+		grown
+		beat=$((beat + 1))
+		[ "$beat" -ge 5 ] || continue
+		beat=0
 		kill -USR1 $$ || break # $$ is the main shell here too
 	done
 }
+
+# grown: writes down how long logs were when: seconds and bytes, for
+# kubectl logs --since and --timestamps. A log that has grown is brought to the
+# server, too; a machine may keep what it has written to a file that is open for
+# half a minute. Builtins alone ask whether it has.
+grown() {
+	for file in run/*; do
+		name=${file#run/}
+		case $name in *.*) continue ;; esac
+		look "$name"
+		case $attempt in '' | *[!0-9]*) continue ;; esac
+		log=log/$name.$attempt
+		# shellcheck disable=SC3013 # -nt: dash, bash and busybox have it
+		if [ ! -s "$log" ] || [ "run/$name.seen" -nt "$log" ]; then continue; fi
+		echo >"run/$name.seen" # before the look: what comes meanwhile counts the next time
+		dd if=/dev/null of="$log" conv=notrunc,fsync
+		stat -c '%Y %s' "$log" >>"$log.at"
+	done
+} 2>/dev/null
 
 # await NAME:PID: waits for a supervisor and sets rc to its result, 0 or 1. That
 # comes from a file, since what wait says of a child after a signal differs from
@@ -492,10 +515,12 @@ launch() {
 	true >"msg/$2"
 	ooms
 	killed=$kills
+	true >>"log/$2.$attempt.at"
 	note start "$2" "$attempt"
 	(contain "$1" "$2" "$attempt") </dev/null >>"log/$2.$attempt" 2>&1
 	rc=$?
 	true >"run/$2"
+	[ ! -s "log/$2.$attempt" ] || stat -c '%Y %s' "log/$2.$attempt" >>"log/$2.$attempt.at" # see grown
 	if [ -s "msg/$2" ]; then
 		head -c 4096 "msg/$2" >"msg/$2.$attempt"
 		note message "$2" "$attempt"
@@ -895,7 +920,7 @@ fi
 for member in $sidecars $guests; do await "$member"; done
 
 calm
-kill -HUP "$ticker" 2>/dev/null
+kill -ALRM "$ticker" 2>/dev/null
 if [ -n "$scratch" ]; then
 	wipe "$scratch"
 	rmdir "$base" 2>/dev/null
