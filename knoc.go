@@ -158,7 +158,7 @@ func Run(ctx context.Context, cfg Config) error {
 	if err != nil {
 		return err
 	}
-	tlsConfig, err := kubeletTLS(cfg)
+	files, err := newKubeletFiles(cfg)
 	if err != nil {
 		return err
 	}
@@ -197,7 +197,7 @@ func Run(ctx context.Context, cfg Config) error {
 	if err != nil {
 		return err
 	}
-	listener, err := n.listen(cfg, tlsConfig, host)
+	listener, err := n.listen(cfg, files, host)
 	if err != nil {
 		return err
 	}
@@ -205,12 +205,12 @@ func Run(ctx context.Context, cfg Config) error {
 		defer listener.Close()
 	}
 	cfg.Logger.Info("knoc starts", "version", cfg.Version, "node", n.name, "cluster", cfg.ClusterID, "ssh", cfg.SSH.Address, "api", host)
-	return serve(ctx, cfg.Logger, kube, factory, n, pods, p, listener)
+	return serve(ctx, cfg.Logger, kube, factory, n, pods, p, listener, newCallers(files, kube.node, n.name, cfg.Logger))
 }
 
 // serve runs the parts until ctx is done or one of them ends.
 func serve(ctx context.Context, logger *slog.Logger, kube clients, factory informers.SharedInformerFactory,
-	n *virtualNode, pods *kubePods, p engine, listener net.Listener) error {
+	n *virtualNode, pods *kubePods, p engine, listener net.Listener, who *callers) error {
 	stopped := ctx
 	g, ctx := errgroup.WithContext(log.WithLogger(ctx, vkLogger{logger}))
 
@@ -271,7 +271,7 @@ func serve(ctx context.Context, logger *slog.Logger, kube clients, factory infor
 	})
 	if listener != nil {
 		start("kubelet port", func(ctx context.Context) error {
-			return serveKubelet(ctx, listener, kubeletHandler(p, pods), logger)
+			return serveKubelet(ctx, listener, who.only(kubeletHandler(p, pods)), logger)
 		})
 	}
 	err = g.Wait()

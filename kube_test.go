@@ -2,20 +2,10 @@ package knoc
 
 import (
 	"context"
-	"crypto/ecdsa"
-	"crypto/elliptic"
-	"crypto/rand"
-	"crypto/tls"
-	"crypto/x509"
-	"crypto/x509/pkix"
 	"encoding/json"
-	"encoding/pem"
 	"errors"
 	"io"
 	"log/slog"
-	"math/big"
-	"net"
-	"net/http"
 	"os"
 	"path/filepath"
 	"strings"
@@ -416,7 +406,7 @@ func startServe(t *testing.T, client *fake.Clientset, e *testEngine) (n *virtual
 	broadcaster, recorder := newRecorder(ctx, client, "knoc")
 	pods := &kubePods{client, factory.Core().V1().Pods().Lister(), "knoc", recorder}
 	result := make(chan error, 1)
-	go func() { result <- serve(ctx, logger, kube, factory, n, pods, e, nil) }()
+	go func() { result <- serve(ctx, logger, kube, factory, n, pods, e, nil, nil) }()
 	var once sync.Once
 	end = func() (err error) {
 		once.Do(func() {
@@ -525,157 +515,9 @@ func TestServeEndsWithTheLoop(t *testing.T) {
 	factory := podInformers(client, "knoc")
 	e.fail <- errFenced
 	err = serve(context.Background(), logger, clients{client, client, client}, factory, n,
-		&kubePods{lister: factory.Core().V1().Pods().Lister()}, e, nil)
+		&kubePods{lister: factory.Core().V1().Pods().Lister()}, e, nil, nil)
 	if !errors.Is(err, errFenced) {
 		t.Fatal(err)
-	}
-}
-
-// testCerts are files of a CA, a server certificate for 127.0.0.1 and a client's.
-type testCerts struct {
-	ca, cert, key string
-	client        tls.Certificate
-	pool          *x509.CertPool
-}
-
-func newTestCerts(t *testing.T) testCerts {
-	t.Helper()
-	dir := t.TempDir()
-	var caCert *x509.Certificate
-	var caKey *ecdsa.PrivateKey
-	make := func(name string, isCA bool) (certPEM, keyPEM []byte) {
-		key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-		if err != nil {
-			t.Fatal(err)
-		}
-		tmpl := &x509.Certificate{
-			SerialNumber: big.NewInt(time.Now().UnixNano()), Subject: pkix.Name{CommonName: name},
-			NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour),
-			IsCA: isCA, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageDigitalSignature | x509.KeyUsageCertSign,
-			ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth},
-			IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)},
-		}
-		parent, signer := caCert, caKey
-		if isCA {
-			parent, signer = tmpl, key
-		}
-		der, err := x509.CreateCertificate(rand.Reader, tmpl, parent, &key.PublicKey, signer)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if isCA {
-			caKey = key
-			caCert, _ = x509.ParseCertificate(der)
-		}
-		keyDER, _ := x509.MarshalECPrivateKey(key)
-		return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}),
-			pem.EncodeToMemory(&pem.Block{Type: "EC PRIVATE KEY", Bytes: keyDER})
-	}
-	write := func(name string, data []byte) string {
-		path := filepath.Join(dir, name)
-		if err := os.WriteFile(path, data, 0o600); err != nil {
-			t.Fatal(err)
-		}
-		return path
-	}
-	c := testCerts{pool: x509.NewCertPool()}
-	ca, _ := make("ca", true)
-	c.pool.AppendCertsFromPEM(ca)
-	c.ca = write("ca.pem", ca)
-	cert, key := make("server", false)
-	c.cert, c.key = write("cert.pem", cert), write("key.pem", key)
-	cert, key = make("client", false)
-	var err error
-	if c.client, err = tls.X509KeyPair(cert, key); err != nil {
-		t.Fatal(err)
-	}
-	return c
-}
-
-func TestKubeletPort(t *testing.T) {
-	files, strangers := newTestCerts(t), newTestCerts(t)
-	cfg := Config{Listen: "127.0.0.1:0", TLSCert: files.cert, TLSKey: files.key, ClientCA: files.ca}.withDefaults()
-	cfg.Logger = slog.New(slog.DiscardHandler)
-	tlsConfig, err := kubeletTLS(cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
-	n := &virtualNode{}
-	l, err := n.listen(cfg, tlsConfig, "")
-	if err != nil {
-		t.Fatal(err)
-	}
-	pods := &kubePods{lister: statusClientOf(fake.NewClientset(), &v1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "known"}}).lister}
-	ctx, cancel := context.WithCancel(context.Background())
-	done := make(chan error, 1)
-	go func() { done <- serveKubelet(ctx, l, kubeletHandler(newTestEngine(), pods), cfg.Logger) }()
-
-	get := func(path string, c *tls.Config) (string, error) {
-		c.RootCAs = files.pool
-		client := http.Client{Transport: &http.Transport{TLSClientConfig: c}, Timeout: 10 * time.Second}
-		defer client.CloseIdleConnections()
-		r, err := client.Get("https://" + l.Addr().String() + path)
-		if err != nil {
-			return "", err
-		}
-		defer r.Body.Close()
-		body, err := io.ReadAll(r.Body)
-		return r.Status + " " + string(body), err
-	}
-	allowed := func() *tls.Config { return &tls.Config{Certificates: []tls.Certificate{files.client}} }
-	for path, want := range map[string]string{
-		"/healthz":             "200 OK ok",
-		"/containerLogs/a/b/c": "200 OK a line of log\n",
-
-		"/containerLogs/a/b/c?tailLines=1": "200 OK a line of log\n",
-		"/stats/summary":                   "200 OK ",
-		"/pods":                            `"name":"known"`,
-		"/nowhere":                         "404",
-	} {
-		if got, err := get(path, allowed()); err != nil || !strings.Contains(got, want) {
-			t.Errorf("%s: %q %v", path, got, err)
-		}
-	}
-	if got, err := get("/containerLogs/a/b/c?tailLines=0", allowed()); err != nil || got != "200 OK " {
-		t.Errorf("a tail of no lines: %q %v", got, err)
-	}
-	for who, c := range map[string]*tls.Config{
-		"nobody":     {},
-		"a stranger": {Certificates: []tls.Certificate{strangers.client}},
-		"an old TLS": {Certificates: []tls.Certificate{files.client}, MinVersion: tls.VersionTLS10, MaxVersion: tls.VersionTLS11},
-	} {
-		if got, err := get("/healthz", c); err == nil {
-			t.Errorf("%s got in: %s", who, got)
-		}
-	}
-	cancel()
-	if err := <-done; err != nil {
-		t.Fatal(err)
-	}
-}
-
-func TestKubeletTLSIsAllOrNothing(t *testing.T) {
-	f := newTestCerts(t)
-	junk := filepath.Join(t.TempDir(), "junk")
-	if err := os.WriteFile(junk, []byte("junk"), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	for _, c := range []struct {
-		cert, key, ca, want string
-	}{
-		{f.cert, f.key, "", "--client-ca is missing"},
-		{"", f.key, f.ca, "--tls-cert is missing"},
-		{f.cert, "", "", "--tls-key is missing"},
-		{f.cert, f.ca, f.ca, "--tls-key"},
-		{f.cert, f.key, junk, "no certificate in it"},
-		{f.cert, f.key, junk + "x", "no such file"},
-	} {
-		if _, err := kubeletTLS(Config{TLSCert: c.cert, TLSKey: c.key, ClientCA: c.ca}); err == nil || !strings.Contains(err.Error(), c.want) {
-			t.Errorf("got %v, want %s", err, c.want)
-		}
-	}
-	if c, err := kubeletTLS(Config{}); c != nil || err != nil {
-		t.Errorf("nothing given: %v %v", c, err)
 	}
 }
 

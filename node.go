@@ -366,14 +366,14 @@ func (n *virtualNode) recreate(c kubernetes.Interface) node.ErrorHandler {
 //
 // The node has an InternalIP and no Hostname address: the API server by default
 // prefers the latter, and the name of a virtual node is in no DNS.
-func (n *virtualNode) listen(cfg Config, tlsConfig *tls.Config, apiServer string) (net.Listener, error) {
+func (n *virtualNode) listen(cfg Config, files *kubeletFiles, apiServer string) (net.Listener, error) {
 	address := cfg.InternalIP
 	var l net.Listener
-	if tlsConfig == nil {
+	if files == nil {
 		cfg.Logger.Warn("the kubelet port stays closed, so kubectl logs and exec do not work: it needs --tls-cert, --tls-key and --client-ca")
 	} else {
 		var err error
-		if l, err = tls.Listen("tcp", cfg.Listen, tlsConfig); err != nil {
+		if l, err = tls.Listen("tcp", cfg.Listen, files.tlsConfig(cfg.Logger)); err != nil {
 			return nil, fmt.Errorf("--listen %q: %w", cfg.Listen, err)
 		}
 		a := l.Addr().(*net.TCPAddr)

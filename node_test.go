@@ -218,12 +218,12 @@ func TestNodeListen(t *testing.T) {
 			if !c.closed {
 				cfg.TLSCert, cfg.TLSKey, cfg.ClientCA = files.cert, files.key, files.ca
 			}
-			tlsConfig, err := kubeletTLS(cfg)
+			files, err := newKubeletFiles(cfg)
 			if err != nil {
 				t.Fatal(err)
 			}
 			n := &virtualNode{}
-			l, err := n.listen(cfg, tlsConfig, c.api)
+			l, err := n.listen(cfg, files, c.api)
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -53,7 +53,7 @@ func flagSet(o *options) *flag.FlagSet {
 	f.StringVar(&c.Listen, "listen", ":10250", "`address` of the kubelet port")
 	f.StringVar(&c.TLSCert, "tls-cert", "", "PEM `file`: certificate of the kubelet port")
 	f.StringVar(&c.TLSKey, "tls-key", "", "PEM `file`: its key")
-	f.StringVar(&c.ClientCA, "client-ca", "", "PEM `file`: the CA of those who may call it, and so run commands in every pod")
+	f.StringVar(&c.ClientCA, "client-ca", "", "PEM `file`: the CA of callers' certificates, the API server's among them")
 
 	f.StringVar(&c.SSH.Address, "ssh", "", "`user@host[:port]` of the login node")
 	f.StringVar(&c.SSH.KeyFile, "ssh-key", "", "private key `file`; default the keys of ssh-agent")
