@@ -2,6 +2,8 @@ package knoc
 
 import (
 	"fmt"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"syscall"
@@ -34,7 +36,12 @@ func (w *scriptRun) part(seq int, pod *v1.Pod, c v1.Container, verb string, numb
 	if err != nil {
 		w.t.Fatal(err)
 	}
-	w.write(fmt.Sprintf("run/%s.%s.%d", verb, c.Name, number), text)
+	// By rename, as stop.sh does it: what is sent again may be read just now.
+	name := fmt.Sprintf("run/%s.%s.%d", verb, c.Name, number)
+	w.write("run/part.new", text)
+	if err := os.Rename(filepath.Join(w.dir, "run/part.new"), filepath.Join(w.dir, name)); err != nil {
+		w.t.Fatal(err)
+	}
 	w.write("env/"+c.Name, "")
 	w.command(seq, fmt.Sprintf("%s %s %d", verb, c.Name, number))
 }
