@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net"
 	"path"
 	"strconv"
 	"strings"
@@ -24,9 +23,7 @@ type execData struct {
 	Step       string // the step's name, by which it can be found and cancelled
 	Mark       string
 	TTY, Stdin bool
-	Enter      string // the pod's run/enter.sh on the cluster
-	Container  string
-	Argv       []string
+	Words      []string // what sh runs: a script and its arguments
 }
 
 // RunInContainer runs a command in a running container, as kubectl exec does:
@@ -54,7 +51,7 @@ func (p *KNOCProvider) RunInContainer(ctx context.Context, namespace, name, cont
 	data := execData{
 		JobID: w.JobID, Step: "knoc-exec-" + strings.TrimLeft(mark, "@"), Mark: mark,
 		TTY: attach.TTY(), Stdin: attach.Stdin() != nil,
-		Enter: path.Join(w.Dir, "run/enter.sh"), Container: container, Argv: cmd,
+		Words: append([]string{path.Join(w.Dir, "run/enter.sh"), container, "--"}, cmd...),
 	}
 	script, err := render("exec.sh.tmpl", data)
 	if err != nil {
@@ -260,42 +257,4 @@ func sizes(ctx context.Context, from <-chan api.TermSize) <-chan ttySize {
 		}
 	}()
 	return to
-}
-
-// PortForward joins a client's stream with a port of the pod: the login node's
-// sshd opens the connection (direct-tcpip, RFC 4254, 7.2) to the compute node,
-// whose network the pod's containers share.
-func (p *KNOCProvider) PortForward(ctx context.Context, namespace, name string, port int32, stream io.ReadWriteCloser) error {
-	w, err := p.lookup(namespace, name)
-	if err != nil {
-		return err
-	}
-	if w.Pod == nil || w.Pod.Status.PodIP == "" || w.JobEnded {
-		return errdefs.InvalidInputf("pod %q is not running: it has no address to forward port %d to", name, port)
-	}
-	client, err := p.ssh.client(ctx)
-	if err != nil {
-		return err
-	}
-	addr := net.JoinHostPort(w.Pod.Status.PodIP, strconv.Itoa(int(port)))
-	conn, err := client.DialContext(ctx, "tcp", addr)
-	if err != nil {
-		return fmt.Errorf("forwarding port %d of pod %s/%s: the login node cannot reach %s, where only servers that listen on the compute node's address are found, not those on 127.0.0.1: %w", port, namespace, name, addr, err)
-	}
-	stop := context.AfterFunc(ctx, func() { conn.Close() })
-	defer stop()
-	defer conn.Close()
-	go func() {
-		io.Copy(conn, stream)
-		// The client has no more to send; the answer may still come.
-		if c, ok := conn.(interface{ CloseWrite() error }); ok {
-			c.CloseWrite()
-		}
-	}()
-	_, err = io.Copy(stream, conn)
-	stream.Close()
-	if ctx.Err() != nil {
-		return ctx.Err()
-	}
-	return err
 }

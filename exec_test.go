@@ -6,7 +6,6 @@ import (
 	"errors"
 	"io"
 	"log/slog"
-	"net"
 	"os"
 	"path/filepath"
 	"strings"
@@ -375,65 +374,6 @@ func TestTrailerPassesOnAtOnce(t *testing.T) {
 			t.Errorf("%q was held back", s)
 		}
 	}
-}
-
-func TestPortForward(t *testing.T) {
-	t.Parallel()
-	c := newTestCluster(t)
-	p, _ := verbsProvider(t, c, runningJournal)
-	port := echoServer(t)
-	near, far := pipe()
-	result := make(chan error, 1)
-	go func() { result <- p.PortForward(t.Context(), "default", "web", port, near) }()
-	if err := <-result; err == nil || !strings.Contains(err.Error(), "no address") {
-		t.Errorf("pod without address: %v", err)
-	}
-	pod := p.works["0f3b3c2e-1111-4222-8333-444455556666"]
-	pod.pod.Status.PodIP = "127.0.0.1"
-	go func() { result <- p.PortForward(t.Context(), "default", "web", port, near) }()
-	data := bytes.Repeat([]byte("0123456789"), 100000)
-	go func() {
-		far.Write(data)
-		far.CloseWrite()
-	}()
-	got, err := io.ReadAll(far)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if !bytes.Equal(got, data) {
-		t.Errorf("%d bytes came back of %d", len(got), len(data))
-	}
-	if err := <-result; err != nil {
-		t.Errorf("error %v", err)
-	}
-	near, _ = pipe()
-	err = p.PortForward(t.Context(), "default", "web", 1, near)
-	if err == nil || !strings.Contains(err.Error(), "127.0.0.1:1") {
-		t.Errorf("closed port: %v", err)
-	}
-}
-
-// echoServer sends back what it is sent and listens on 127.0.0.1.
-func echoServer(t *testing.T) int32 {
-	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { l.Close() })
-	go func() {
-		for {
-			conn, err := l.Accept()
-			if err != nil {
-				return
-			}
-			go func() {
-				io.Copy(conn, conn)
-				conn.Close()
-			}()
-		}
-	}()
-	return int32(l.Addr().(*net.TCPAddr).Port)
 }
 
 // halfPipe is one end of a duplex stream that can be half closed.

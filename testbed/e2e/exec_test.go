@@ -162,7 +162,7 @@ func TestExecManyAtOnce(t *testing.T) {
 func TestCopyPortForwardAttachAndStats(t *testing.T) {
 	t.Parallel()
 	n := newNamespace(t)
-	p := n.createOne(n.shell("pod", "mkdir /tmp/w; echo served >/tmp/w/x; (httpd -f -p 18099 -h /tmp/w) & i=0; while [ $i -lt 3000000 ]; do i=$((i+1)); done; while :; do echo tick; sleep 0.5; done"))
+	p := n.createOne(n.shell("pod", "mkdir /tmp/w; echo served >/tmp/w/x; (httpd -f -p 18099 -h /tmp/w) & (httpd -f -p 127.0.0.1:18098 -h /tmp/w) & i=0; while [ $i -lt 3000000 ]; do i=$((i+1)); done; while :; do echo tick; sleep 0.5; done"))
 	p.awaitLog("tick")
 
 	blob := make([]byte, 20<<20)
@@ -180,30 +180,32 @@ func TestCopyPortForwardAttachAndStats(t *testing.T) {
 		t.Errorf("copied out: %d bytes, %v", len(back), err)
 	}
 
-	c := exec.Command("kubectl", "-n", n.name, "port-forward", "pod", ":18099")
-	out, err := c.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := c.Start(); err != nil {
-		t.Fatal(err)
-	}
-	defer func() { c.Process.Kill(); c.Wait() }()
-	line := make([]byte, 200)
-	k, _ := out.Read(line)
-	port := regexp.MustCompile(`127\.0\.0\.1:(\d+)`).FindSubmatch(line[:k])
-	if port == nil {
-		t.Fatalf("kubectl port-forward says %q", line[:k])
-	}
-	for range 3 {
-		r, err := http.Get("http://127.0.0.1:" + string(port[1]) + "/x")
+	for _, to := range []string{"18099", "18098"} { // the latter is found on the compute node only
+		c := exec.Command("kubectl", "-n", n.name, "port-forward", "pod", ":"+to)
+		out, err := c.StdoutPipe()
 		if err != nil {
 			t.Fatal(err)
 		}
-		body, err := io.ReadAll(r.Body)
-		r.Body.Close()
-		if err != nil || string(body) != "served\n" {
-			t.Errorf("through the forwarded port: %q, %v", body, err)
+		if err := c.Start(); err != nil {
+			t.Fatal(err)
+		}
+		defer func() { c.Process.Kill(); c.Wait() }()
+		line := make([]byte, 200)
+		k, _ := out.Read(line)
+		port := regexp.MustCompile(`127\.0\.0\.1:(\d+)`).FindSubmatch(line[:k])
+		if port == nil {
+			t.Fatalf("kubectl port-forward says %q", line[:k])
+		}
+		for range 3 {
+			r, err := http.Get("http://127.0.0.1:" + string(port[1]) + "/x")
+			if err != nil {
+				t.Fatalf("port %s: %v", to, err)
+			}
+			body, err := io.ReadAll(r.Body)
+			r.Body.Close()
+			if err != nil || string(body) != "served\n" {
+				t.Errorf("through the forwarded port %s: %q, %v", to, body, err)
+			}
 		}
 	}
 
