@@ -103,6 +103,8 @@ func eventsOf(pod *v1.Pod, o *observed, journal []event, from int) [][]podEvent 
 			list = append(list, podEvent{"", v1.EventTypeWarning, slurmStates["TIMEOUT"].reason, o.Job.String() + " is about to reach its time limit"})
 		case e.Word == "noids":
 			list = append(list, podEvent{"", v1.EventTypeWarning, noSubIDs, withoutIDs(name)})
+		case e.Word == "nodev":
+			list = append(list, podEvent{"", v1.EventTypeWarning, "NoTerminationMessage", noDev})
 		case c == nil:
 			// a word about the whole pod, or about none of its containers
 		case e.Word == "pull":

@@ -59,13 +59,10 @@ func messagePath(c *v1.Container) string {
 }
 
 // messageMount is the file for a container's termination message, in the
-// container. A volume at that path has its place, as with a kubelet. In the /dev
-// that the runtime makes for a container nothing can be mounted.
+// container. A volume at that path has its place, as with a kubelet; in a volume
+// that lies around it the runtime makes an empty file to mount it at.
 func messageMount(c *v1.Container, mounts []mount) []mount {
 	at := messagePath(c)
-	if strings.HasPrefix(at, "/dev/") {
-		return mounts
-	}
 	if slices.ContainsFunc(mounts, func(m mount) bool { return m.Target == at }) {
 		return mounts
 	}
@@ -95,11 +92,11 @@ func checkMessagePath(pod *v1.Pod, c *v1.Container) error {
 	if err != nil {
 		return nil // said elsewhere
 	}
-	for _, m := range mounts {
-		if strings.HasPrefix(at, m.Target+"/") {
-			// The runtime makes no files in a volume to mount others over.
-			return fmt.Errorf("%q lies in the volume that is mounted at %q; use a path outside of it", at, m.Target)
-		}
+	if slices.ContainsFunc(mounts, func(m mount) bool { return m.Target == at }) || inside(at, mounts) {
+		return nil
+	}
+	if why := checkDev(at, false); why != "" {
+		return fmt.Errorf("%q is not supported: %s; use another path", at, why)
 	}
 	return nil
 }

@@ -41,6 +41,7 @@ var journalArgs = map[string]string{
 	"stopping":   "n",    // grace seconds
 	"ack":        "n",    // sequence number of a command
 	"noids":      "w",    // what the node lacks for user ids of the pod's own
+	"nodev":      "",     // nothing can be mounted below /dev
 	"done":       "b",    // 0: every app container's last run ended 0
 }
 

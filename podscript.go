@@ -58,6 +58,7 @@ type scriptContainer struct {
 	Name   string
 	Argv   [][]word
 	Fresh  bool   // something of it is on the node's scratch
+	Dev    []word // what its /dev has (devFiles); nil: the runtime's alone
 	Enter  []word // how run/enter.sh becomes the container's user (enterAs)
 	User   word
 	Pull   []word // brings the image into the runtime's cache; nil for a file
@@ -152,11 +153,12 @@ func newPodScript(pod *v1.Pod, cfg scriptConfig) (*podScript, error) {
 		}
 		init := i < len(pod.Spec.InitContainers)
 		sc := scriptContainer{
-			Number: i + 1, Name: c.Name, Argv: argv, Pull: pull, Fresh: s.Mapped || s.has(c.Name),
+			Number: i + 1, Name: c.Name, Argv: argv, Pull: pull, Dev: devOf(pod, c),
 			Policy: policyOf(pod, c, init), Rules: exitRules(c, init), Sidecar: init && isSidecar(c),
 			Startup: c.StartupProbe != nil,
 			Probed:  c.StartupProbe != nil || c.ReadinessProbe != nil || c.LivenessProbe != nil,
 		}
+		sc.Fresh = s.Mapped || s.has(c.Name) || sc.Dev != nil
 		sc.Enter, sc.User = enterAs(pod, c)
 		if l := c.Lifecycle; l != nil {
 			sc.Post, sc.Pre = hookArgv(c, "post", l.PostStart), hookArgv(c, "pre", l.PreStop)
@@ -229,6 +231,9 @@ func (s *podScript) Reverse() []scriptContainer {
 
 // The script has only the parts that its containers need.
 
+// RuntimeDevices are the names in the runtime's /dev.
+func (s *podScript) RuntimeDevices() []string { return runtimeDevices }
+
 // Rules says whether any container has restart rules.
 func (s *podScript) Rules() bool {
 	return slices.ContainsFunc(s.All(), func(c scriptContainer) bool { return c.Rules != nil })
@@ -300,9 +305,6 @@ func (s *podScript) part(number int) (string, error) {
 	}
 	if c.Rules == nil { // another container may have some, and then all are asked
 		text += fmt.Sprintf("rule_%d() { return 1; }\n", number)
-	}
-	if s.has(c.Name) { // the directory of one that comes later is not there yet
-		text += fmt.Sprintf("mkdir -p \"$scratch/%s\"\n", c.Name)
 	}
 	return text, checkText("the container's script", text)
 }

@@ -86,7 +86,14 @@ while :; do
 		export KNOC_TEST_ROOT="$2"
 		shift 2
 		;;
-	--pwd | --mount | --hostname | --workdir | --no-mount | --home | --security | --add-caps | --drop-caps) shift 2 ;;
+	--mount)
+		case $2 in
+		*,destination=/dev) dev=${2#*source=} && export KNOC_TEST_DEV="${dev%,*}" ;;
+		*/msg/*,destination=/dev/*) message=${2#*source=} && export KNOC_TEST_MESSAGE="${message%,*}" ;;
+		esac
+		shift 2
+		;;
+	--pwd | --hostname | --workdir | --no-mount | --home | --security | --add-caps | --drop-caps) shift 2 ;;
 	--*) shift ;;
 	*) break ;;
 	esac

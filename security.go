@@ -252,14 +252,15 @@ func ownHosts(pod *v1.Pod) bool { return !pod.Spec.HostNetwork || len(pod.Spec.H
 
 // scratchData is what pod.scratch.tmpl needs.
 type scratchData struct {
-	Scratch bool     // anything lies on the node's scratch
-	Roots   []string // containers whose root does
-	Mapped  bool     // the pod has users of its own
-	Strict  bool     // it does not run without them
+	Roots  []string // containers whose root does
+	Mapped bool     // the pod has users of its own
+	Strict bool     // it does not run without them
 	// FarUsers and FarGroups are ids beyond the 65536 that there are as a rule.
 	FarUsers, FarGroups string
 	FSGroup             string // "" for none
 	EmptyDirs           []string
+	// DevMessage says that a container names a path below /dev for its message.
+	DevMessage bool
 
 	Hosts     bool // containers have a host name of their own
 	HostName  string
@@ -291,7 +292,10 @@ func scratchOf(pod *v1.Pod, cfg scriptConfig) scratchData {
 		}
 	}
 	d.FarUsers, d.FarGroups = strings.Join(users, " "), strings.Join(groups, " ")
-	d.Scratch = d.Mapped || len(d.Roots) > 0
+	d.DevMessage = slices.ContainsFunc(allContainers(pod), func(c *v1.Container) bool {
+		_, ok := belowDev(messagePath(c))
+		return ok && messagePath(c) != v1.TerminationMessagePathDefault && devOf(pod, c) != nil
+	})
 	if s := pod.Spec.SecurityContext; s != nil && s.FSGroup != nil {
 		d.FSGroup = strconv.FormatInt(*s.FSGroup, 10)
 	}

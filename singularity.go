@@ -76,6 +76,10 @@ func runtimeArgv(pod *v1.Pod, c *v1.Container, cfg scriptConfig) ([][]word, erro
 		mounts = append(mounts, mount{Source: "run/pod.hosts", Target: "/etc/hosts"})
 	}
 	mounts = messageMount(c, mounts)
+	ownDev := devFiles(c, mounts) != nil
+	if ownDev {
+		argv = append(argv, []word{devMounts(c)})
+	}
 	for _, m := range mounts {
 		source := path.Join(cfg.Dir, m.Source)
 		volume, isVolume := strings.CutPrefix(m.Source, "vol/")
@@ -89,6 +93,10 @@ func runtimeArgv(pod *v1.Pod, c *v1.Container, cfg scriptConfig) ([][]word, erro
 		w := quote(spec)
 		if mapped && isVolume {
 			w = word(strings.Replace(string(w), onScratch, `'"$scratch/.vol/"'`, 1))
+		}
+		if _, ok := belowDev(m.Target); ok && ownDev && !isVolume && !inside(m.Target, mounts) {
+			argv = append(argv, []word{ifDev("--mount " + string(w))})
+			continue
 		}
 		argv = append(argv, []word{"--mount", w})
 	}

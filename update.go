@@ -296,9 +296,6 @@ func (p *KNOCProvider) stagePart(ctx context.Context, pod *v1.Pod, part part, me
 		return nil, command{}, nil, err
 	}
 	cfg := p.scriptConfig(path.Join(p.remote.dir, string(pod.UID)), nil)
-	if part.ephemeral != nil && !scratchOf(asSent(pod, meta), cfg).Scratch {
-		cfg.WritableRoot = rootReadOnly // pod.sh makes no scratch for this pod
-	}
 	script, err := newPodScript(withEphemeral(pod, meta.Ephemeral), cfg)
 	if err != nil {
 		return nil, command{}, nil, err

@@ -126,7 +126,7 @@ var fieldRules = map[reflect.Type]map[string]rule{
 		"readinessProbe":           honour(""),
 		"startupProbe":             honour(""),
 		"lifecycle":                honour(""),
-		"terminationMessagePath":   honour("except below /dev, where the default is: the runtime lets nothing be mounted there"),
+		"terminationMessagePath":   honour(""),
 		"terminationMessagePolicy": honour(""),
 		"imagePullPolicy":          ignore("the runtime on the cluster pulls what its cache lacks", "Always", "IfNotPresent"),
 		"securityContext":          honour(""),
@@ -313,6 +313,7 @@ func checkPod(pod *v1.Pod) (sentences []string, err error) {
 	k.containers(pod)
 	k.hooks(pod)
 	k.messages(pod)
+	k.devices(pod)
 	k.users(pod)
 	k.probes(pod)
 	if len(k.refused) > 0 {

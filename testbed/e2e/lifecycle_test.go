@@ -168,6 +168,13 @@ func TestLifeTimeLimit(t *testing.T) {
 	}
 }
 
+// devicesWork ends with 9 unless a container's devices are there.
+const devicesWork = `
+	echo x >/dev/null && [ "$(head -c 3 /dev/zero | wc -c)" = 3 ] && [ "$(head -c 3 /dev/urandom | wc -c)" = 3 ] && echo x >/dev/shm/w && rm /dev/shm/w &&
+	echo out >/dev/stdout && echo err >/dev/stderr && exec 5<>/dev/ptmx && [ -e /dev/pts/0 ] && [ -e /dev/fd/5 ] && [ -d /dev/mqueue ] || exit 9
+	[ ! -e /dev/fuse ] && [ ! -e /dev/kmsg ] && [ ! -e /dev/.d/fuse ] || exit 8
+`
+
 func TestLifeTerminationMessages(t *testing.T) {
 	t.Parallel()
 	n := newNamespace(t)
@@ -184,12 +191,23 @@ func TestLifeTerminationMessages(t *testing.T) {
 		})),
 		n.shell("log", "echo the log; exit 1", mainContainer(fallback)),
 		n.shell("none", "echo the log; exit 1"),
+		n.shell("default", devicesWork+"echo end >/dev/termination-log; exit 4", at("")),
+		n.shell("below", devicesWork+"echo below >/dev/sub/say; echo x >/dev/shm/x && ls /dev/shm /data/x || exit 9; exit 0", at("/dev/sub/say"), emptyDir("data", "/data"),
+			mainContainer(func(c *v1.Container) {
+				c.VolumeMounts = append(c.VolumeMounts, v1.VolumeMount{Name: "data", MountPath: "/dev/shm"})
+			})),
+		n.shell("volume", "echo inside >/data/new/say; exit 0", at("/data/new/say"), emptyDir("data", "/data")),
+		n.shell("again", "[ -e /data/x ] || { : >/data/x; echo first >/dev/termination-log; exit 5; }; [ ! -s /dev/termination-log ] && echo second >/dev/termination-log", emptyDir("data", "/data"), restart(v1.RestartPolicyOnFailure)),
+		n.shell("user", devicesWork+"echo mine >/dev/termination-log; rm -f /dev/termination-log; exit 0", users),
+		n.shell("readonlydev", devicesWork+"echo fixed >/dev/termination-log; exit 0", mainContainer(func(c *v1.Container) {
+			c.SecurityContext = &v1.SecurityContext{ReadOnlyRootFilesystem: &readOnly}
+		})),
 		n.shell("long", "i=0; while [ $i -lt 5000 ]; do echo 123456789; i=$((i + 10)); done >/var/say; exit 0", at("/var/say"), mainContainer(fallback)))
-	for i, want := range []string{"it's me", "there\n", "small\n", "the log\n", "", strings.Repeat("123456789\n", 410)[:4096]} {
+	for i, want := range []string{"it's me", "there\n", "small\n", "the log\n", "", "end\n", "below\n", "inside\n", "second\n", "mine\n", "fixed\n", strings.Repeat("123456789\n", 410)[:4096]} {
 		o := pods[i].awaitEnd()
 		end := status(o, "main").State.Terminated
 		if end == nil || end.Message != want {
-			t.Errorf("%s: ended with %+v, want message %q", pods[i].name, end, want)
+			t.Errorf("%s: ended with %+v, want message %q; its log: %q", pods[i].name, end, want, pods[i].log())
 		}
 	}
 }

@@ -658,7 +658,7 @@ fetch() {
 # else can enter. It goes with the pod. A job that was killed leaves it behind, for
 # the next pod here to remove: its name says which process it belongs to.
 
-scratch='' holder=''
+scratch='' holder='' session=''
 
 # born PID: sets start to when the process started; empty: there is none.
 born() {
@@ -693,6 +693,7 @@ prepare() {
 	fi
 	# A set-uid runtime lets no user overlay a directory; it does so in a user
 	# namespace of ours. Its own tmpfs is small.
+	# shellcheck disable=SC2034 # not every container's root can be written to
 	overlay=1 tmpfs=''
 	runtime=$(command -v 'apptainer')
 	if [ -L "$runtime" ]; then runtime=$(readlink -f "$runtime"); fi
@@ -701,7 +702,11 @@ prepare() {
 	done
 	born $$
 	scratch=$base/$SLURM_JOB_ID.$$.$start
-	mkdir -p "$scratch/web" || return
+	umask 022 # base keeps others out
+	mkdir -p "$scratch" "$scratch/web/dev"
+	rc=$?
+	umask 077
+	[ "$rc" -eq 0 ] || return
 	for old in "$base"/*.*.*; do
 		pid=${old%.*}
 		pid=${pid##*.}
@@ -788,6 +793,43 @@ fresh() {
 	[ -d "$scratch/$1" ] || mkdir "$scratch/$1"
 }
 
+# layout: sets session to the directory in which the runtime lays out a container's
+# file system. It lies beside the runtime, or else that is asked. A set-uid one is
+# not relied upon to mount from there.
+layout() {
+	[ -n "$overlay" ] || return 0
+	prefix=${runtime%/bin/*} name=${runtime##*/}
+	[ "$prefix" != /usr ] || prefix=''
+	for old in "$prefix/var/lib/$name" "$prefix/var/$name"; do
+		[ ! -d "$old/mnt/session" ] || session="$session $old/mnt/session"
+	done
+	session=${session# }
+	case $session in
+	'' | *[!A-Za-z0-9._/@+~=-]*) session=$("$runtime" buildcfg SESSIONDIR 2>/dev/null) ;;
+	esac
+	case $session in *[!A-Za-z0-9._/@+~=-]* | [!/]*) session='' ;; esac
+}
+
+# devices NAME FILE DIRECTORY…: makes the container's /dev, of links to the
+# devices that the runtime has for it in .d; the file, if its name is not empty,
+# and the directories are for what is mounted there.
+devices() {
+	[ -n "$session" ] || return 0
+	dev=$scratch/$1/dev file=$2
+	shift 2
+	umask 022
+	[ -d "$dev" ] || mkdir "$dev"
+	for name; do mkdir -p "$dev/$name"; done
+	case $file in */*) mkdir -p "$dev/${file%/*}" ;; esac
+	[ -z "$file" ] || true >"$dev/$file"
+	set --
+	for file in /dev/nvidia* /dev/dri /dev/kfd; do
+		[ ! -e "$file" ] || set -- "$@" ".d/${file##*/}"
+	done
+	ln -s .d/fd .d/mqueue .d/null .d/ptmx .d/pts .d/random .d/shm .d/stderr .d/stdin .d/stdout .d/tty .d/urandom .d/zero "$@" "$dev" 2>/dev/null # a directory of ours keeps its place
+	umask 077
+}
+
 app() { # NUMBER NAME POLICY [FOLLOW]
 	[ -z "$stopping$failed" ] || return
 	supervise "$@" &
@@ -823,10 +865,13 @@ follow_1() { # web; ATTEMPT
 
 container_1() { # web
 	fresh web
+	devices web termination-log
 	exec 'apptainer' --quiet run \
 		--containall --no-eval --no-umask --hostname 'probes' \
 		${overlay:+--overlay "$scratch/web"} ${tmpfs:+--writable-tmpfs} --workdir "$scratch/web" --pwd '/' \
+		${session:+--mount type=bind,source="$scratch/web/dev",destination=/dev --mount type=bind,source="$session/dev",destination=/dev/.d} \
 		--mount 'type=bind,source=/home/user/.knoc/knoc-c1/0b9f4b2e-0009/run/pod.hosts,destination=/etc/hosts' \
+		${session:+--mount 'type=bind,source=/home/user/.knoc/knoc-c1/0b9f4b2e-0009/msg/web,destination=/dev/termination-log'} \
 		'docker://web:1'
 }
 image_1() { fetch web f18028103ebd9249b65eb8252e94d632 'apptainer' --quiet pull ../images/lock/image 'docker://web:1'; }
@@ -923,6 +968,7 @@ umask 022
 } >run/pod.hosts
 umask 077
 prepare
+layout
 
 woken=1 # commands may have come before this job started
 attend

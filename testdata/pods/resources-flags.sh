@@ -634,7 +634,7 @@ fetch() {
 # else can enter. It goes with the pod. A job that was killed leaves it behind, for
 # the next pod here to remove: its name says which process it belongs to.
 
-scratch='' holder=''
+scratch='' holder='' session=''
 
 # born PID: sets start to when the process started; empty: there is none.
 born() {
@@ -669,6 +669,7 @@ prepare() {
 	fi
 	# A set-uid runtime lets no user overlay a directory; it does so in a user
 	# namespace of ours. Its own tmpfs is small.
+	# shellcheck disable=SC2034 # not every container's root can be written to
 	overlay=1 tmpfs=''
 	runtime=$(command -v 'apptainer')
 	if [ -L "$runtime" ]; then runtime=$(readlink -f "$runtime"); fi
@@ -677,7 +678,11 @@ prepare() {
 	done
 	born $$
 	scratch=$base/$SLURM_JOB_ID.$$.$start
-	mkdir -p "$scratch/big" "$scratch/a" "$scratch/b" || return
+	umask 022 # base keeps others out
+	mkdir -p "$scratch" "$scratch/big/dev" "$scratch/a/dev" "$scratch/b/dev"
+	rc=$?
+	umask 077
+	[ "$rc" -eq 0 ] || return
 	for old in "$base"/*.*.*; do
 		pid=${old%.*}
 		pid=${pid##*.}
@@ -764,6 +769,43 @@ fresh() {
 	[ -d "$scratch/$1" ] || mkdir "$scratch/$1"
 }
 
+# layout: sets session to the directory in which the runtime lays out a container's
+# file system. It lies beside the runtime, or else that is asked. A set-uid one is
+# not relied upon to mount from there.
+layout() {
+	[ -n "$overlay" ] || return 0
+	prefix=${runtime%/bin/*} name=${runtime##*/}
+	[ "$prefix" != /usr ] || prefix=''
+	for old in "$prefix/var/lib/$name" "$prefix/var/$name"; do
+		[ ! -d "$old/mnt/session" ] || session="$session $old/mnt/session"
+	done
+	session=${session# }
+	case $session in
+	'' | *[!A-Za-z0-9._/@+~=-]*) session=$("$runtime" buildcfg SESSIONDIR 2>/dev/null) ;;
+	esac
+	case $session in *[!A-Za-z0-9._/@+~=-]* | [!/]*) session='' ;; esac
+}
+
+# devices NAME FILE DIRECTORY…: makes the container's /dev, of links to the
+# devices that the runtime has for it in .d; the file, if its name is not empty,
+# and the directories are for what is mounted there.
+devices() {
+	[ -n "$session" ] || return 0
+	dev=$scratch/$1/dev file=$2
+	shift 2
+	umask 022
+	[ -d "$dev" ] || mkdir "$dev"
+	for name; do mkdir -p "$dev/$name"; done
+	case $file in */*) mkdir -p "$dev/${file%/*}" ;; esac
+	[ -z "$file" ] || true >"$dev/$file"
+	set --
+	for file in /dev/nvidia* /dev/dri /dev/kfd; do
+		[ ! -e "$file" ] || set -- "$@" ".d/${file##*/}"
+	done
+	ln -s .d/fd .d/mqueue .d/null .d/ptmx .d/pts .d/random .d/shm .d/stderr .d/stdin .d/stdout .d/tty .d/urandom .d/zero "$@" "$dev" 2>/dev/null # a directory of ours keeps its place
+	umask 077
+}
+
 init() { # NUMBER NAME POLICY
 	attend
 	[ -z "$stopping$failed" ] || return
@@ -783,30 +825,39 @@ app() { # NUMBER NAME POLICY
 
 container_1() { # big
 	fresh big
+	devices big termination-log
 	exec 'apptainer' --quiet exec \
 		--containall --no-eval --no-umask --hostname 'resources-flags' \
 		${overlay:+--overlay "$scratch/big"} ${tmpfs:+--writable-tmpfs} --workdir "$scratch/big" --pwd '/' \
+		${session:+--mount type=bind,source="$scratch/big/dev",destination=/dev --mount type=bind,source="$session/dev",destination=/dev/.d} \
 		--mount 'type=bind,source=/home/user/.knoc/knoc-c1/6c2f1a52-0000-4000-8000-000000000006/run/pod.hosts,destination=/etc/hosts' \
+		${session:+--mount 'type=bind,source=/home/user/.knoc/knoc-c1/6c2f1a52-0000-4000-8000-000000000006/msg/big,destination=/dev/termination-log'} \
 		'docker://busybox' 'true'
 }
 image_1() { fetch big 42aff065464a3654aaf9e5e623f5c5b3 'apptainer' --quiet pull ../images/lock/image 'docker://busybox'; }
 
 container_2() { # a
 	fresh a
+	devices a termination-log
 	exec 'apptainer' --quiet exec \
 		--containall --no-eval --no-umask --hostname 'resources-flags' \
 		${overlay:+--overlay "$scratch/a"} ${tmpfs:+--writable-tmpfs} --workdir "$scratch/a" --pwd '/' \
+		${session:+--mount type=bind,source="$scratch/a/dev",destination=/dev --mount type=bind,source="$session/dev",destination=/dev/.d} \
 		--mount 'type=bind,source=/home/user/.knoc/knoc-c1/6c2f1a52-0000-4000-8000-000000000006/run/pod.hosts,destination=/etc/hosts' \
+		${session:+--mount 'type=bind,source=/home/user/.knoc/knoc-c1/6c2f1a52-0000-4000-8000-000000000006/msg/a,destination=/dev/termination-log'} \
 		'docker://busybox' 'true'
 }
 image_2() { fetch a 42aff065464a3654aaf9e5e623f5c5b3 'apptainer' --quiet pull ../images/lock/image 'docker://busybox'; }
 
 container_3() { # b
 	fresh b
+	devices b termination-log
 	exec 'apptainer' --quiet exec \
 		--containall --no-eval --no-umask --hostname 'resources-flags' \
 		${overlay:+--overlay "$scratch/b"} ${tmpfs:+--writable-tmpfs} --workdir "$scratch/b" --pwd '/' \
+		${session:+--mount type=bind,source="$scratch/b/dev",destination=/dev --mount type=bind,source="$session/dev",destination=/dev/.d} \
 		--mount 'type=bind,source=/home/user/.knoc/knoc-c1/6c2f1a52-0000-4000-8000-000000000006/run/pod.hosts,destination=/etc/hosts' \
+		${session:+--mount 'type=bind,source=/home/user/.knoc/knoc-c1/6c2f1a52-0000-4000-8000-000000000006/msg/b,destination=/dev/termination-log'} \
 		'docker://busybox' 'true'
 }
 image_3() { fetch b 42aff065464a3654aaf9e5e623f5c5b3 'apptainer' --quiet pull ../images/lock/image 'docker://busybox'; }
@@ -902,6 +953,7 @@ umask 022
 } >run/pod.hosts
 umask 077
 prepare
+layout
 
 due 3600
 woken=1 # commands may have come before this job started

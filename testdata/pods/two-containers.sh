@@ -630,7 +630,7 @@ fetch() {
 # else can enter. It goes with the pod. A job that was killed leaves it behind, for
 # the next pod here to remove: its name says which process it belongs to.
 
-scratch='' holder=''
+scratch='' holder='' session=''
 
 # born PID: sets start to when the process started; empty: there is none.
 born() {
@@ -665,6 +665,7 @@ prepare() {
 	fi
 	# A set-uid runtime lets no user overlay a directory; it does so in a user
 	# namespace of ours. Its own tmpfs is small.
+	# shellcheck disable=SC2034 # not every container's root can be written to
 	overlay=1 tmpfs=''
 	runtime=$(command -v 'apptainer')
 	if [ -L "$runtime" ]; then runtime=$(readlink -f "$runtime"); fi
@@ -673,7 +674,11 @@ prepare() {
 	done
 	born $$
 	scratch=$base/$SLURM_JOB_ID.$$.$start
-	mkdir -p "$scratch/first" "$scratch/second" || return
+	umask 022 # base keeps others out
+	mkdir -p "$scratch" "$scratch/first/dev" "$scratch/second/dev"
+	rc=$?
+	umask 077
+	[ "$rc" -eq 0 ] || return
 	for old in "$base"/*.*.*; do
 		pid=${old%.*}
 		pid=${pid##*.}
@@ -760,6 +765,43 @@ fresh() {
 	[ -d "$scratch/$1" ] || mkdir "$scratch/$1"
 }
 
+# layout: sets session to the directory in which the runtime lays out a container's
+# file system. It lies beside the runtime, or else that is asked. A set-uid one is
+# not relied upon to mount from there.
+layout() {
+	[ -n "$overlay" ] || return 0
+	prefix=${runtime%/bin/*} name=${runtime##*/}
+	[ "$prefix" != /usr ] || prefix=''
+	for old in "$prefix/var/lib/$name" "$prefix/var/$name"; do
+		[ ! -d "$old/mnt/session" ] || session="$session $old/mnt/session"
+	done
+	session=${session# }
+	case $session in
+	'' | *[!A-Za-z0-9._/@+~=-]*) session=$("$runtime" buildcfg SESSIONDIR 2>/dev/null) ;;
+	esac
+	case $session in *[!A-Za-z0-9._/@+~=-]* | [!/]*) session='' ;; esac
+}
+
+# devices NAME FILE DIRECTORY…: makes the container's /dev, of links to the
+# devices that the runtime has for it in .d; the file, if its name is not empty,
+# and the directories are for what is mounted there.
+devices() {
+	[ -n "$session" ] || return 0
+	dev=$scratch/$1/dev file=$2
+	shift 2
+	umask 022
+	[ -d "$dev" ] || mkdir "$dev"
+	for name; do mkdir -p "$dev/$name"; done
+	case $file in */*) mkdir -p "$dev/${file%/*}" ;; esac
+	[ -z "$file" ] || true >"$dev/$file"
+	set --
+	for file in /dev/nvidia* /dev/dri /dev/kfd; do
+		[ ! -e "$file" ] || set -- "$@" ".d/${file##*/}"
+	done
+	ln -s .d/fd .d/mqueue .d/null .d/ptmx .d/pts .d/random .d/shm .d/stderr .d/stdin .d/stdout .d/tty .d/urandom .d/zero "$@" "$dev" 2>/dev/null # a directory of ours keeps its place
+	umask 077
+}
+
 app() { # NUMBER NAME POLICY
 	[ -z "$stopping$failed" ] || return
 	supervise "$@" &
@@ -769,20 +811,26 @@ app() { # NUMBER NAME POLICY
 
 container_1() { # first
 	fresh first
+	devices first termination-log
 	exec 'apptainer' --quiet run \
 		--containall --no-eval --no-umask --no-https --hostname 'two-containers' \
 		${overlay:+--overlay "$scratch/first"} ${tmpfs:+--writable-tmpfs} --workdir "$scratch/first" --pwd '/' \
+		${session:+--mount type=bind,source="$scratch/first/dev",destination=/dev --mount type=bind,source="$session/dev",destination=/dev/.d} \
 		--mount 'type=bind,source=/home/user/.knoc/knoc-c1/6c2f1a52-0000-4000-8000-000000000002/run/pod.hosts,destination=/etc/hosts' \
+		${session:+--mount 'type=bind,source=/home/user/.knoc/knoc-c1/6c2f1a52-0000-4000-8000-000000000002/msg/first,destination=/dev/termination-log'} \
 		'docker://10.77.0.1:5000/app:1.0'
 }
 image_1() { fetch first a3d2e290d79612aef22f475dfb6b9212 'apptainer' --quiet pull --no-https ../images/lock/image 'docker://10.77.0.1:5000/app:1.0'; }
 
 container_2() { # second
 	fresh second
+	devices second termination-log
 	exec 'apptainer' --quiet run \
 		--containall --no-eval --no-umask --no-https --hostname 'two-containers' \
 		${overlay:+--overlay "$scratch/second"} ${tmpfs:+--writable-tmpfs} --workdir "$scratch/second" --pwd '/' \
+		${session:+--mount type=bind,source="$scratch/second/dev",destination=/dev --mount type=bind,source="$session/dev",destination=/dev/.d} \
 		--mount 'type=bind,source=/home/user/.knoc/knoc-c1/6c2f1a52-0000-4000-8000-000000000002/run/pod.hosts,destination=/etc/hosts' \
+		${session:+--mount 'type=bind,source=/home/user/.knoc/knoc-c1/6c2f1a52-0000-4000-8000-000000000002/msg/second,destination=/dev/termination-log'} \
 		'docker://10.77.0.1:5000/app:1.0' 'two words' "${APPTAINERENV_HOSTNAME-\$(HOSTNAME)}"' $HOME'
 }
 image_2() { fetch second a3d2e290d79612aef22f475dfb6b9212 'apptainer' --quiet pull --no-https ../images/lock/image 'docker://10.77.0.1:5000/app:1.0'; }
@@ -878,6 +926,7 @@ umask 022
 } >run/pod.hosts
 umask 077
 prepare
+layout
 
 woken=1 # commands may have come before this job started
 attend
