@@ -111,13 +111,24 @@ func eventsOf(pod *v1.Pod, o *observed, journal []event, from int) [][]podEvent 
 			say(v1.EventTypeNormal, "Pulling", "Pulling image %q", c.Image)
 		case e.Word == "pulled":
 			pulled[name] = true
-			say(v1.EventTypeNormal, "Pulled", "Successfully pulled image %q in %v", c.Image, time.Duration(e.num(1))*time.Millisecond)
+			took := time.Duration(e.num(1)) * time.Millisecond
+			text := fmt.Sprintf("Successfully pulled image %q in %v", c.Image, took)
+			if len(e.Args) > 3 {
+				text += fmt.Sprintf(" (%v including waiting). Image size: %d bytes.", time.Duration(e.num(2))*time.Millisecond, int64(e.num(3))<<10)
+			}
+			say(v1.EventTypeNormal, "Pulled", "%s", text)
 		case e.Word == "pullfailed":
 			say(v1.EventTypeWarning, "Failed", "Failed to pull image %q: %s", c.Image, o.pullError(name))
 			say(v1.EventTypeWarning, "Failed", "Error: ErrImagePull")
+		case e.Word == "neverpull":
+			say(v1.EventTypeWarning, "ErrImageNeverPull", "%s", neverPull(c.Image))
+			say(v1.EventTypeWarning, "Failed", "Error: ErrImageNeverPull")
+		case e.Word == "pullwait":
+			say(v1.EventTypeNormal, "BackOff", "Back-off pulling image %q", c.Image)
+			say(v1.EventTypeWarning, "Failed", "Error: ImagePullBackOff")
 		case e.Word == "start":
 			if !pulled[name] {
-				say(v1.EventTypeNormal, "Pulled", "Container image %q already present on machine", c.Image)
+				say(v1.EventTypeNormal, "Pulled", "Container image %q already present on machine and can be accessed by the pod", c.Image)
 			}
 			pulled[name], ran[name] = false, e.num(1)
 			say(v1.EventTypeNormal, "Created", "Container created")

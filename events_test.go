@@ -15,15 +15,20 @@ func TestEventsOf(t *testing.T) {
 	texts := map[string]string{"a.pull": "manifest unknown", "a.0.readiness": "HTTP probe failed with statuscode: 500", "s.0.startup": "no"}
 	for _, c := range []struct{ name, policy, pod, journal, want string }{
 		{"started", "Always", "a", "claim 7; host n1; start a 0",
-			`a Normal Pulled: Container image "busybox" already present on machine|a Normal Created: Container created|a Normal Started: Container started`},
+			`a Normal Pulled: Container image "busybox" already present on machine and can be accessed by the pod|a Normal Created: Container created|a Normal Started: Container started`},
 		{"pulled", "Always", "i|a", "pull i; pulled i 1234; start i 0; exit i 0 0; start a 0",
 			`i Normal Pulling: Pulling image "busybox"|i Normal Pulled: Successfully pulled image "busybox" in 1.234s|i Normal Created: Container created|i Normal Started: Container started|` +
-				`a Normal Pulled: Container image "busybox" already present on machine|a Normal Created: Container created|a Normal Started: Container started`},
+				`a Normal Pulled: Container image "busybox" already present on machine and can be accessed by the pod|a Normal Created: Container created|a Normal Started: Container started`},
 		{"not pulled", "Always", "a", "pull a; pullfailed a 255; exit a 0 255; backoff a 0 10",
 			`a Normal Pulling: Pulling image "busybox"|a Warning Failed: Failed to pull image "busybox": manifest unknown|a Warning Failed: Error: ErrImagePull|` +
 				`a Normal BackOff: Back-off pulling image "busybox"|a Warning Failed: Error: ImagePullBackOff`},
+		{"pulled, with its size", "Always", "a", "pull a; pulled a 234 1234 1060", `a Normal Pulling: Pulling image "busybox"|a Normal Pulled: Successfully pulled image "busybox" in 234ms (1.234s including waiting). Image size: 1085440 bytes.`},
+		{"pulled never", "Always", "a", "neverpull a", `a Warning ErrImageNeverPull: Container image "busybox" is not present with pull policy of Never|a Warning Failed: Error: ErrImageNeverPull`},
+		{"pull back-off", "Always", "a", "pull a; pullfailed a 255; pullwait a 10",
+			`a Normal Pulling: Pulling image "busybox"|a Warning Failed: Failed to pull image "busybox": manifest unknown|a Warning Failed: Error: ErrImagePull|` +
+				`a Normal BackOff: Back-off pulling image "busybox"|a Warning Failed: Error: ImagePullBackOff`},
 		{"crash loop", "Always", "a", "exit a 0 3; start a 0; exit a 0 3; backoff a 0 10",
-			`a Normal Pulled: Container image "busybox" already present on machine|a Normal Created: Container created|a Normal Started: Container started|` +
+			`a Normal Pulled: Container image "busybox" already present on machine and can be accessed by the pod|a Normal Created: Container created|a Normal Started: Container started|` +
 				`a Warning BackOff: Back-off restarting failed container a in pod p_ns(u)`},
 		{"unhealthy", "Always", "s+|a", "unhealthy a 0 readiness 1; ready a 0 0; ready a 0 1; unhealthy a 0 readiness 0; unhealthy s 0 startup 3; kill s 0 startup 30; kill a 0 liveness 5",
 			`a Warning Unhealthy: Readiness probe failed: HTTP probe failed with statuscode: 500|a Warning ProbeWarning: Readiness probe warning: HTTP probe failed with statuscode: 500|` +

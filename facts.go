@@ -21,6 +21,7 @@ type facts struct {
 	oomExplained        bool             // a run that the kernel killed for memory is too old to be here
 	oomUnclear          bool             // it killed a process of one of several containers
 	images              map[string]int32 // by container: which one its next run has
+	digests             map[string]event // by container: of its newest run's image
 	ended               bool             // the journal has its end
 	code                int32            // of done
 	noids               string           // what the node lacks for user ids of the pod's own
@@ -62,6 +63,8 @@ func (r *run) exit() int32 {
 // pull is the bringing of a container's image.
 type pull struct {
 	failed   bool // the last try did
+	waiting  bool // for the next one, after a while
+	never    bool // the image is not there and must not be pulled
 	failures int
 }
 
@@ -74,7 +77,7 @@ const (
 )
 
 func newFacts(journal []event) *facts {
-	f := &facts{runs: map[string]*runs{}, pulls: map[string]*pull{}, images: map[string]int32{}}
+	f := &facts{runs: map[string]*runs{}, pulls: map[string]*pull{}, images: map[string]int32{}, digests: map[string]event{}}
 	defer f.blame()
 	for _, e := range journal {
 		f.last = e.Time
@@ -85,8 +88,10 @@ func newFacts(journal []event) *facts {
 			if len(e.Args) > 0 {
 				f.ips = e.Args[1:]
 			}
-		case "pull", "pulled", "pullfailed":
+		case "pull", "pulled", "pullfailed", "pullwait", "neverpull":
 			f.pulling(e)
+		case "digest":
+			f.digests[e.Args[0]] = e
 		case "image":
 			f.images[e.Args[0]] = e.num(1)
 		case "start":
@@ -244,9 +249,11 @@ func (f *facts) pulling(e event) {
 	switch e.Word {
 	case "pulled":
 		*p = pull{}
-	case "pullfailed":
-		p.failed = true
+	case "pullfailed", "neverpull":
+		p.failed, p.never, p.waiting = true, e.Word == "neverpull", false
 		p.failures++
+	case "pullwait":
+		p.waiting = true
 	}
 }
 

@@ -19,7 +19,7 @@ var foldFacts = []string{
 	"claim 7", "host n1 10.0.0.1", "start i 0", "exit i 0 0", "exit i 0 1", "start i 1", "exit i 1 0", "start s 0", "exit s 0 0",
 	"start a 0", "start a 0", "exit a 0 0", "exit a 0 0", "exit a 0 137", "backoff a 0 10", "start a 1", "exit a 1 0", "exit a 1 3", "exit a 2 0",
 	"start b 0", "start b 0", "exit b 0 0", "exit b 0 0", "exit b 0 3", "start x 0", "ack 1", "stopping 30",
-	"pull a", "pulled a 5", "pullfailed a 255", "started a 0", "started a 1", "ready a 0 1", "ready a 0 0", "ready a 1 1", "ready s 0 1", "started s 0", "unhealthy a 0 liveness 3",
+	"pull a", "pulled a 5", "pulled a 5 9 4096", "pullfailed a 255", "pullwait a 10", "neverpull a", "digest a manifest 0123", "started a 0", "started a 1", "ready a 0 1", "ready a 0 0", "ready a 1 1", "ready s 0 1", "started s 0", "unhealthy a 0 liveness 3",
 	"kill a 0 liveness 3", "kill a 0 update 30", "image a 1", "kill b 0 stop 3", "kill s 0 stop 3", "hook a 0 post 0", "hook a 0 post 1", "hook a 1 post 0", "oom a 0", "oom b 0", "oom i 0", "message a 0", "message b 0", "deadline", "timelimit", "done 0", "done 0", "done 1",
 }
 

@@ -23,8 +23,11 @@ var journalArgs = map[string]string{
 	"claim":      "n",    // job id
 	"host":       "ww*",  // host name, addresses
 	"pull":       "c",    // container whose image is being brought
-	"pulled":     "cn",   // container, milliseconds
+	"pulled":     "cn*",  // container, milliseconds of the pull, and of all; KiB of the image
 	"pullfailed": "cx",   // container, exit code; the text is in msg/<container>.pull
+	"pullwait":   "cn",   // container, seconds until the next try
+	"neverpull":  "c",    // container whose image is not there and must not be pulled
+	"digest":     "cww",  // container, what of its image the sha256 is of (manifest or file), the sha256
 	"image":      "cn",   // container, which of its images the next attempts have
 	"start":      "cn",   // container, attempt
 	"started":    "cn",   // container, attempt whose startup probe has passed

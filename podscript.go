@@ -61,7 +61,10 @@ type scriptContainer struct {
 	Dev    []word // what its /dev has (devFiles); nil: the runtime's alone
 	Enter  []word // how run/enter.sh becomes the container's user (enterAs)
 	User   word
-	Pull   []word // brings the image into the runtime's cache; nil for a file
+	Set    []word // the pod's words for the program (program)
+	Eval   word   // and the image's, around them; "" for none
+	Pull   []word // fetch's arguments; nil for an image file, which is SIF
+	SIF    word
 	// Policy says whether the container runs again: the container's own, or what
 	// the pod's means for it.
 	Policy  string
@@ -147,18 +150,19 @@ func newPodScript(pod *v1.Pod, cfg scriptConfig) (*podScript, error) {
 		if err != nil {
 			return nil, err
 		}
-		pull, err := pullArgv(c, cfg)
+		pull, sif, err := imageWords(c, cfg)
 		if err != nil {
 			return nil, err
 		}
 		init := i < len(pod.Spec.InitContainers)
 		sc := scriptContainer{
-			Number: i + 1, Name: c.Name, Argv: argv, Pull: pull, Dev: devOf(pod, c),
+			Number: i + 1, Name: c.Name, Argv: argv, Pull: pull, SIF: sif, Dev: devOf(pod, c),
 			Policy: policyOf(pod, c, init), Rules: exitRules(c, init), Sidecar: init && isSidecar(c),
 			Startup: c.StartupProbe != nil,
 			Probed:  c.StartupProbe != nil || c.ReadinessProbe != nil || c.LivenessProbe != nil,
 		}
 		sc.Fresh = s.Mapped || s.has(c.Name) || sc.Dev != nil
+		sc.Set, sc.Eval = program(c, cfg)
 		sc.Enter, sc.User = enterAs(pod, c)
 		if l := c.Lifecycle; l != nil {
 			sc.Post, sc.Pre = hookArgv(c, "post", l.PostStart), hookArgv(c, "pre", l.PreStop)

@@ -2,6 +2,7 @@ package knoc
 
 import (
 	"bytes"
+	"crypto/sha256"
 	"flag"
 	"fmt"
 	"os"
@@ -61,20 +62,35 @@ func testShells(t testing.TB) [][]string {
 // for an image's own program prints the image. Its options are those that
 // runtimeArgv writes.
 const stubRuntime = `#!/bin/sh
-case $1 in --quiet | --silent) ;; *) exit 250 ;; esac
+case $1 in
+--quiet | --silent) ;;
+sif)
+	case $2 in
+	list) echo " 2    |1       |NONE    |32227-36450               |JSON.Generic"; echo "3 |1 |NONE |3-4|JSON.Generic"; echo "4 |1 |NONE |4-5|FS (Squashfs)" ;;
+	dump) [ "$3" != 2 ] && cat ../../config || echo '{"data":{"Cmd":["wrong"]}}' ;;
+	esac
+	exit
+	;;
+*) exit 250 ;;
+esac
 action=$2
 shift 2
 if [ "$action" = pull ]; then
-	for image; do :; done
-	case $image in
+	[ "$1" != --no-https ] || shift
+	case $2 in
 	*/missing) echo "no such image" >&2; exit 255 ;;
 	*/flaky) [ -e ../tried ] || { : >../tried; exit 255; } ;;
 	*/slow) echo pulling; exec sleep 100 ;;
+	*/big)
+		case $APPTAINER_TMPDIR in */room) ;; *) echo "FATAL: no space left on device" >&2; exit 255 ;; esac
+		;;
 	esac
-	[ "$(ls ../images/lock)" = "" ] || echo "two pulls at once"
-	echo "$image" >>../pulls
-	: >../images/lock/image
-	exec sleep 0.2
+	[ -d "$APPTAINER_CACHEDIR" ] && [ ! -e "$1" ] || { echo "two pulls at once" >&2; exit 250; }
+	echo "$2" >>../../pulls
+	mkdir -p "$APPTAINER_CACHEDIR/cache/blob"
+	hex=$(echo "$2" | sha256sum)
+	printf '{\n "manifests": [\n  {\n  "digest": "sha256:%s"\n }]}' "${hex%% *}" >"$APPTAINER_CACHEDIR/cache/blob/index.json"
+	exec sleep 0.2 9>"$1"
 fi
 while :; do
 	case $1 in
@@ -106,6 +122,22 @@ run) echo "run $image $*" ;;
 esac
 `
 
+// stubCurl stands in for the curl that asks a registry for the digest of a reference:
+// it is that in the file digest, or else nobody answers. Others get the real one.
+const stubCurl = `#!/bin/sh
+for url; do :; done
+case $url in
+*/v2/*/manifests/*)
+	echo "$url" >>../../asked
+	[ -s ../../digest ] || exit 6
+	printf 'HTTP/1.1 200 OK\r\nDocker-Content-Digest: sha256:%s\r\n\r\n' "$(cat ../../digest)"
+	exit
+	;;
+esac
+PATH=${PATH#*:}
+exec curl "$@"
+`
+
 // stubEnter stands in for run/enter.sh: it runs the program on this machine.
 const stubEnter = `#!/bin/sh
 read -r pid <"run/$1"
@@ -120,22 +152,33 @@ type base struct{ dir, bin string }
 
 func newBase(t *testing.T) base {
 	t.Helper()
-	b := base{dir: t.TempDir()}
+	b := base{dir: filepath.Join(t.TempDir(), "node")}
 	b.bin = filepath.Join(b.dir, "bin")
-	for _, d := range []string{"bin", "changed", "images"} {
-		if err := os.Mkdir(filepath.Join(b.dir, d), 0o700); err != nil {
+	for _, d := range []string{"bin", "changed", "../images"} {
+		if err := os.MkdirAll(filepath.Join(b.dir, d), 0o700); err != nil {
 			t.Fatal(err)
 		}
 	}
-	pull, err := pullArgv(&v1.Container{Image: "busybox"}, scriptConfig{Runtime: "apptainer"})
+	b.cached(t, "busybox")
+	writeProgram(t, filepath.Join(b.bin, "apptainer"), stubRuntime)
+	writeProgram(t, filepath.Join(b.bin, "curl"), stubCurl)
+	return b
+}
+
+// cached puts an image into the cache, and returns its digest.
+func (b base) cached(t *testing.T, image string) string {
+	t.Helper()
+	src, err := findImage(image, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := os.WriteFile(filepath.Join(b.dir, "images", string(pull[0])), nil, 0o600); err != nil {
-		t.Fatal(err)
+	hex := fmt.Sprintf("%x", sha256.Sum256([]byte(image)))
+	for name, text := range map[string]string{"sha256." + hex + ".sif": "", "ref." + src.key(): "hex=" + hex + " kind=manifest size=1048576\naction=exec\n"} {
+		if err := os.WriteFile(filepath.Join(b.dir, "../images", name), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
 	}
-	writeProgram(t, filepath.Join(b.bin, "apptainer"), stubRuntime)
-	return b
+	return hex
 }
 
 // scriptPod has the containers given, of which those named i… are init containers.
@@ -156,7 +199,7 @@ func scriptPod(policy v1.RestartPolicy, containers ...v1.Container) *v1.Pod {
 }
 
 func shContainer(name, script string, args ...string) v1.Container {
-	return v1.Container{Name: name, Image: "busybox", Command: append([]string{"sh", "-c", script, name}, args...)}
+	return v1.Container{Name: name, Image: "busybox", ImagePullPolicy: v1.PullIfNotPresent, Command: append([]string{"sh", "-c", script, name}, args...)}
 }
 
 // scriptRun is a pod's directory, and its script while it runs.
@@ -187,6 +230,11 @@ func stageScript(t *testing.T, b base, pod *v1.Pod, env map[string][]envVar) *sc
 	}
 	w.write("pod.sh", text)
 	w.write("run/enter.sh", stubEnter)
+	pull, err := render("pull.sh.tmpl", newPullScript("apptainer"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.write("run/pull.sh", pull)
 	for _, c := range allContainers(pod) {
 		data, err := envFile(env[c.Name], "")
 		if err != nil {
@@ -285,7 +333,7 @@ func processes(t *testing.T, group int) (found []string) {
 	return found
 }
 
-// facts are the journal's lines without time, claim and host. Every line must be
+// facts are the journal's lines without time, claim, host and digests. Every line must be
 // one that the provider understands.
 func (w *scriptRun) facts(journal string) []string {
 	w.t.Helper()
@@ -296,7 +344,7 @@ func (w *scriptRun) facts(journal string) []string {
 	}
 	var facts []string
 	for i, e := range events {
-		if i == 0 && e.Word == "claim" || i == 1 && e.Word == "host" {
+		if i == 0 && e.Word == "claim" || i == 1 && e.Word == "host" || e.Word == "digest" {
 			continue
 		}
 		facts = append(facts, strings.Join(append([]string{e.Word}, e.Args...), " "))

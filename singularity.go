@@ -1,11 +1,9 @@
 package knoc
 
 import (
-	"crypto/sha256"
 	"encoding/csv"
 	"fmt"
 	"path"
-	"regexp"
 	"slices"
 	"strings"
 
@@ -14,7 +12,7 @@ import (
 
 // runtimeArgv is the command line that becomes a container, as the lines it is
 // shown in: the runtime and its action, one line for each kind of option, then
-// the image with the program. No value of the environment is in it but where the
+// the image with the program, which the script has in variables. No value of the environment is in it but where the
 // pod itself puts one into an argument by $(VAR): everybody on the compute node
 // can read a command line.
 //
@@ -22,33 +20,26 @@ import (
 // --containall keeps the user's home, /tmp, environment and processes out (it
 // costs no time that could be measured), --no-eval keeps a shell from reading
 // arguments and values once more, --no-umask gives 0022 instead of pod.sh's own
-// 077, --quiet keeps INFO lines out of the container's log.
+// 077, --silent keeps all but the runtime's errors out of the container's log: it
+// warns of images without /etc/passwd and of users that the machine does not know.
 func runtimeArgv(pod *v1.Pod, c *v1.Container, cfg scriptConfig) ([][]word, error) {
-	image, plainHTTP, err := imageRef(c.Image, cfg.InsecureRegistries)
-	if err != nil {
-		return nil, refuse("InvalidImageName", "container %s: %v", c.Name, err)
-	}
 	mounts, err := mountsOf(pod, c)
 	if err != nil {
 		return nil, err
 	}
-	// The image's ENTRYPOINT and CMD are the runscript that "run" starts with the
-	// arguments after the image, if any, in place of CMD; "exec" starts a program
-	// without it. That is what command and args mean in the API.
-	action := word("run")
+	// Only an image that was never an OCI one has its program in a runscript, which
+	// is what "run" starts; see program.
+	action := word(`"$action"`)
 	if len(c.Command) > 0 {
 		action = "exec"
 	}
 	// The runtime knows no WORKDIR; "/" is what OCI has for an image without one.
-	dir := c.WorkingDir
-	if dir == "" {
-		dir = "/"
+	dir := word(`"${workdir:-/}"`)
+	if c.WorkingDir != "" {
+		dir = quote(c.WorkingDir)
 	}
 	mapped := isMapped(pod)
 	options := []word{"--containall", "--no-eval", "--no-umask"}
-	if plainHTTP {
-		options = append(options, "--no-https")
-	}
 	if asksFor(c, nvidiaGPU) {
 		options = append(options, "--nv")
 	}
@@ -63,10 +54,8 @@ func runtimeArgv(pod *v1.Pod, c *v1.Container, cfg scriptConfig) ([][]word, erro
 		}
 		options = append(options, "--hostname", quote(name))
 	}
-	argv := [][]word{{quote(cfg.Runtime), "--quiet", action}, options, append(rootOptions(c, cfg, mapped), "--pwd", quote(dir))}
+	argv := [][]word{{quote(cfg.Runtime), "--silent", action}, options, append(rootOptions(c, cfg, mapped), "--pwd", dir)}
 	if mapped {
-		// It warns of every user that the machine does not know; --silent leaves
-		// its errors.
 		argv[0] = append(launcher(c), quote(cfg.Runtime), "--silent", action)
 		if users := userOptions(pod, c); users != nil {
 			argv = append(argv, users)
@@ -100,34 +89,29 @@ func runtimeArgv(pod *v1.Pod, c *v1.Container, cfg scriptConfig) ([][]word, erro
 		}
 		argv = append(argv, []word{"--mount", w})
 	}
-	program := []word{quote(image)}
+	return append(argv, []word{`"$sif"`, `"$@"`}), nil
+}
+
+// program are the words that make a container's command line, in "$@", as the API
+// has it: command and args; without a command the image's ENTRYPOINT with args in
+// place of CMD. Of the image that is in $entrypoint and $cmd, as quoted words.
+func program(c *v1.Container, cfg scriptConfig) (set []word, eval word) {
 	for _, s := range slices.Concat(c.Command, c.Args) {
-		program = append(program, argument(s, envPrefix(cfg.Runtime)))
+		set = append(set, argument(s, envPrefix(cfg.Runtime)))
 	}
-	return append(argv, program), nil
+	switch {
+	case len(c.Command) > 0:
+	case len(c.Args) > 0:
+		eval = `"set -- $entrypoint"' "$@"'`
+	default:
+		eval = `"set -- $entrypoint $cmd"`
+	}
+	return set, eval
 }
 
 // onScratch stands for the volumes' directory on the node's scratch in a mount's
 // source. Its characters need no quotes in CSV, and no path has a NUL.
 const onScratch = "\x00"
-
-// pullArgv are the arguments of fetch in pod.sh: a name for the image that is
-// valid as a file's, and the command that brings it into the runtime's cache. An
-// image file needs none.
-func pullArgv(c *v1.Container, cfg scriptConfig) ([]word, error) {
-	image, plainHTTP, err := imageRef(c.Image, cfg.InsecureRegistries)
-	if err != nil {
-		return nil, refuse("InvalidImageName", "container %s: %v", c.Name, err)
-	}
-	if strings.HasPrefix(image, "/") {
-		return nil, nil
-	}
-	argv := []word{word(fmt.Sprintf("%x", sha256.Sum256([]byte(image)))[:32]), quote(cfg.Runtime), "--quiet", "pull"}
-	if plainHTTP {
-		argv = append(argv, "--no-https")
-	}
-	return append(argv, "../images/lock/image", quote(image)), nil
-}
 
 // asksFor says whether the container has a device of that resource.
 func asksFor(c *v1.Container, name v1.ResourceName) bool {
@@ -211,59 +195,4 @@ func envFile(vars []envVar, runtime string) ([]byte, error) {
 		fmt.Fprintf(&b, "export %s%s=%s\n", envPrefix(runtime), v.Name, value)
 	}
 	return []byte(b.String()), nil
-}
-
-// The grammar of image references, as in github.com/distribution/reference, which
-// the kubelet and the runtimes follow: registry, path, tag, digest. A first
-// component that is no registry but part of the path is taken for one here, which
-// only matters where somebody calls a registry so.
-var (
-	dockerRef = regexp.MustCompile(`^(?:(` + registryHost + `)/)?` +
-		`([a-z0-9]+(?:(?:[._]|__|-+)[a-z0-9]+)*(?:/[a-z0-9]+(?:(?:[._]|__|-+)[a-z0-9]+)*)*)` +
-		`(?::([A-Za-z0-9_][A-Za-z0-9_.-]{0,127}))?` +
-		`(@[A-Za-z][A-Za-z0-9]*(?:[+._-][A-Za-z][A-Za-z0-9]*)*:[0-9a-fA-F]{32,})?$`)
-	otherRef = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._:/@+-]*$`)
-	filePath = regexp.MustCompile(`^/[A-Za-z0-9._/@+~-]+$`)
-)
-
-const registryHost = `(?:[A-Za-z0-9](?:[A-Za-z0-9-]*[A-Za-z0-9])?(?:\.[A-Za-z0-9](?:[A-Za-z0-9-]*[A-Za-z0-9])?)*|\[[0-9a-fA-F:]+\])(?::[0-9]+)?`
-
-// imageRef is a container's image as the runtime names it, and whether its
-// registry is one that speaks plain HTTP.
-func imageRef(image string, insecure []string) (ref string, plainHTTP bool, err error) {
-	scheme, rest, found := strings.Cut(image, "://")
-	switch {
-	case strings.HasPrefix(image, "/"):
-		scheme, rest = "file", image
-	case strings.HasPrefix(image, "file:"):
-		scheme, rest = "file", strings.TrimPrefix(strings.TrimPrefix(image, "file:"), "//")
-	case !found:
-		scheme, rest = "docker", image
-	}
-	var registry string
-	switch scheme {
-	case "file":
-		if !filePath.MatchString(rest) {
-			return "", false, fmt.Errorf("image %q: an image file is named by its absolute path on the cluster, of letters, digits and . _ / @ + ~ -", image)
-		}
-		return rest, false, nil
-	case "docker":
-		m := dockerRef.FindStringSubmatch(rest)
-		if m == nil {
-			return "", false, fmt.Errorf("image %q is not a valid reference: write [registry[:port]/]name[:tag][@digest], the name in lower case", image)
-		}
-		registry = m[1]
-		if m[4] != "" {
-			// A digest says which; the runtime refuses a tag beside it.
-			rest = strings.TrimPrefix(m[1]+"/"+m[2], "/") + m[4]
-		}
-	case "oras", "library", "shub":
-		if !otherRef.MatchString(rest) {
-			return "", false, fmt.Errorf("image %q is not a valid reference", image)
-		}
-		registry, _, _ = strings.Cut(rest, "/")
-	default:
-		return "", false, fmt.Errorf("image %q: the scheme %q is not supported; use docker, oras, library or shub, or the absolute path of an image file on the cluster", image, scheme)
-	}
-	return scheme + "://" + rest, slices.Contains(insecure, registry), nil
 }

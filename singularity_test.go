@@ -1,6 +1,8 @@
 package knoc
 
 import (
+	"os/exec"
+	"slices"
 	"strings"
 	"testing"
 
@@ -8,51 +10,6 @@ import (
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 )
-
-func TestImageRef(t *testing.T) {
-	t.Parallel()
-	digest := "sha256:" + strings.Repeat("0a", 32)
-	insecure := []string{"10.77.0.1:5000", "localhost"}
-	tests := []struct {
-		image, want string
-		plainHTTP   bool
-	}{
-		{"busybox", "docker://busybox", false},
-		{"busybox:1.36", "docker://busybox:1.36", false},
-		{"library/busybox", "docker://library/busybox", false},
-		{"docker://busybox", "docker://busybox", false},
-		{"10.77.0.1:5000/app:1", "docker://10.77.0.1:5000/app:1", true},
-		{"docker://10.77.0.1:5000/a/b__c/d-e.f", "docker://10.77.0.1:5000/a/b__c/d-e.f", true},
-		{"10.77.0.1/app", "docker://10.77.0.1/app", false},
-		{"localhost/app", "docker://localhost/app", true},
-		{"Registry.example.org:443/app", "docker://Registry.example.org:443/app", false},
-		{"[2001:db8::1]:5000/app", "docker://[2001:db8::1]:5000/app", false},
-		{"r.io/app@" + digest, "docker://r.io/app@" + digest, false},
-		{"r.io/app:v1@" + digest, "docker://r.io/app@" + digest, false},
-		{"app:v1@" + digest, "docker://app@" + digest, false},
-		{"oras://localhost/app:1", "oras://localhost/app:1", true},
-		{"library://user/collection/app:1", "library://user/collection/app:1", false},
-		{"shub://user/app", "shub://user/app", false},
-		{"/apps/x_1/im-age.sif", "/apps/x_1/im-age.sif", false},
-		{"file:///apps/image.sif", "/apps/image.sif", false},
-		{"file:/apps/image.sif", "/apps/image.sif", false},
-	}
-	for _, tc := range tests {
-		got, plainHTTP, err := imageRef(tc.image, insecure)
-		if err != nil || got != tc.want || plainHTTP != tc.plainHTTP {
-			t.Errorf("imageRef(%q) = %q, %v, %v; want %q, %v", tc.image, got, plainHTTP, err, tc.want, tc.plainHTTP)
-		}
-	}
-	for _, image := range []string{
-		"", " ", "Busybox", "busy box", "busybox:", "busybox:a b", "busybox@sha256:12", "busybox;id", "busybox\n", "$(id)", "-v", "--nv",
-		"docker://", "docker:///x", "docker-archive://x", "instance://x", "http://x/y.sif",
-		"oras://", "oras://-x", "library://a b", "file:image.sif", "file://image.sif", "/apps/a b.sif", "/apps/\n.sif", "./image.sif", "a//b", "a/", "/",
-	} {
-		if got, _, err := imageRef(image, nil); err == nil {
-			t.Errorf("imageRef(%q) = %q, want an error", image, got)
-		}
-	}
-}
 
 func TestMountSpec(t *testing.T) {
 	t.Parallel()
@@ -128,48 +85,48 @@ func TestRuntimeArgv(t *testing.T) {
 	gpu := v1.ResourceList{nvidiaGPU: resource.MustParse("1")}
 	yes, no, user := true, false, int64(1234)
 	node := func(p *v1.Pod) { p.Spec.HostNetwork = true } // no host name: the words of interest are few
-	const head = `'/opt/apptainer' --quiet run --containall --no-eval --no-umask`
+	const head = `'/opt/apptainer' --silent "$action" --containall --no-eval --no-umask`
 	const dev = ` ${session:+--mount type=bind,source="$scratch/c/dev",destination=/dev --mount type=bind,source="$session/dev",destination=/dev/.d}`
 	const message = ` ${session:+--mount 'type=bind,source=/d/msg/c,destination=/dev/termination-log'}`
-	const tail = `${overlay:+--overlay "$scratch/c"} ${tmpfs:+--writable-tmpfs} --workdir "$scratch/c" --pwd '/'`
+	const tail = `${overlay:+--overlay "$scratch/c"} ${tmpfs:+--writable-tmpfs} --workdir "$scratch/c" --pwd "${workdir:-/}"`
 	tests := []struct {
 		name string
 		pod  func(*v1.Pod)
 		c    v1.Container
 		want string
 	}{
-		{"image's own program", node, v1.Container{Image: "app"}, head + ` ` + tail + ` 'docker://app'`},
-		{"args replace CMD", node, v1.Container{Image: "app", Args: []string{"-c", "x"}}, head + ` ` + tail + ` 'docker://app' '-c' 'x'`},
+		{"image's own program", node, v1.Container{Image: "app"}, head + ` ` + tail + ` "$sif" "$@"`},
+		{"args replace CMD", node, v1.Container{Image: "app", Args: []string{"-c", "x"}}, head + ` ` + tail + ` "$sif" "$@"`},
 		{"command replaces ENTRYPOINT", node, v1.Container{Image: "app", Command: []string{"sh"}, Args: []string{"-c"}, WorkingDir: "/it's"},
-			strings.Replace(head, "run", "exec", 1) + ` ${overlay:+--overlay "$scratch/c"} ${tmpfs:+--writable-tmpfs} --workdir "$scratch/c" --pwd '/it'\''s' 'docker://app' 'sh' '-c'`},
+			strings.Replace(head, `"$action"`, "exec", 1) + ` ${overlay:+--overlay "$scratch/c"} ${tmpfs:+--writable-tmpfs} --workdir "$scratch/c" --pwd '/it'\''s' "$sif" "$@"`},
 		{"devices, registry, mounts", node, v1.Container{
 			Image: "r:5000/app", Command: []string{"x"}, Resources: v1.ResourceRequirements{Limits: gpu},
 			VolumeMounts: []v1.VolumeMount{{Name: "v", MountPath: "/data", ReadOnly: true}}},
-			strings.Replace(head, "run", "exec", 1) + ` --no-https --nv ` + tail + ` --mount 'type=bind,source=/d/vol/v,destination=/data,ro' 'docker://r:5000/app' 'x'`},
+			strings.Replace(head, `"$action"`, "exec", 1) + ` --nv ` + tail + ` --mount 'type=bind,source=/d/vol/v,destination=/data,ro' "$sif" "$@"`},
 		{"host name", nil, v1.Container{Image: "app"},
-			head + ` --hostname 'web' ` + tail + ` --mount 'type=bind,source=/d/run/pod.hosts,destination=/etc/hosts' 'docker://app'`},
+			head + ` --hostname 'web' ` + tail + ` --mount 'type=bind,source=/d/run/pod.hosts,destination=/etc/hosts' "$sif" "$@"`},
 		{"termination message", node, v1.Container{Image: "app", TerminationMessagePath: "/var//say"},
-			head + ` ` + tail + ` --mount 'type=bind,source=/d/msg/c,destination=/var/say' 'docker://app'`},
+			head + ` ` + tail + ` --mount 'type=bind,source=/d/msg/c,destination=/var/say' "$sif" "$@"`},
 		{"own hosts file", nil, v1.Container{Image: "app", VolumeMounts: []v1.VolumeMount{{Name: "v", MountPath: "/etc/hosts"}}},
-			head + ` --hostname 'web' ` + tail + ` --mount 'type=bind,source=/d/vol/v,destination=/etc/hosts' 'docker://app'`},
+			head + ` --hostname 'web' ` + tail + ` --mount 'type=bind,source=/d/vol/v,destination=/etc/hosts' "$sif" "$@"`},
 		{"read-only", node, v1.Container{Image: "app", SecurityContext: &v1.SecurityContext{ReadOnlyRootFilesystem: &yes}},
-			head + ` --no-mount tmp,home --pwd '/' 'docker://app'`},
+			head + ` --no-mount tmp,home --pwd "${workdir:-/}" "$sif" "$@"`},
 		{"user", node, v1.Container{
 			Image: "app", SecurityContext: &v1.SecurityContext{RunAsUser: &user, AllowPrivilegeEscalation: &yes},
 			VolumeMounts: []v1.VolumeMount{{Name: "v", MountPath: "/it's"}}},
-			`${holder:+nsenter -U -t "$holder" --} '/opt/apptainer' --silent run --containall --no-eval --no-umask ${overlay:+--overlay "$scratch/c"} ${tmpfs:+--writable-tmpfs} ${holder:+--no-mount tmp} --pwd '/'` +
-				` ${holder:+--home /none:/ --security uid:1234 --security gid:0} --mount 'type=bind,source='"$scratch/.vol/"'v,destination=/it'\''s' 'docker://app'`},
+			`${holder:+nsenter -U -t "$holder" --} '/opt/apptainer' --silent "$action" --containall --no-eval --no-umask ${overlay:+--overlay "$scratch/c"} ${tmpfs:+--writable-tmpfs} ${holder:+--no-mount tmp} --pwd "${workdir:-/}"` +
+				` ${holder:+--home /none:/ --security uid:1234 --security gid:0} --mount 'type=bind,source='"$scratch/.vol/"'v,destination=/it'\''s' "$sif" "$@"`},
 		{"groups", func(p *v1.Pod) {
 			node(p)
 			p.Spec.SecurityContext = &v1.PodSecurityContext{FSGroup: &user, SupplementalGroups: []int64{7, 1234}}
 		}, v1.Container{Image: "app", SecurityContext: &v1.SecurityContext{AllowPrivilegeEscalation: &no, Capabilities: &v1.Capabilities{Drop: []v1.Capability{"chown", "CAP_KILL"}}}},
-			`${holder:+nsenter -U -t "$holder" --} ${holder:+setpriv --no-new-privs} '/opt/apptainer' --silent run --containall --no-eval --no-umask ${overlay:+--overlay "$scratch/c"} ${tmpfs:+--writable-tmpfs} ${holder:+--no-mount tmp} --pwd '/'` +
-				` ${holder:+--security gid:0:1234:7 --add-caps all --drop-caps CAP_CHOWN,CAP_KILL} 'docker://app'`},
+			`${holder:+nsenter -U -t "$holder" --} ${holder:+setpriv --no-new-privs} '/opt/apptainer' --silent "$action" --containall --no-eval --no-umask ${overlay:+--overlay "$scratch/c"} ${tmpfs:+--writable-tmpfs} ${holder:+--no-mount tmp} --pwd "${workdir:-/}"` +
+				` ${holder:+--security gid:0:1234:7 --add-caps all --drop-caps CAP_CHOWN,CAP_KILL} "$sif" "$@"`},
 		{"root", func(p *v1.Pod) {
 			node(p)
 			p.Spec.SecurityContext = &v1.PodSecurityContext{RunAsUser: new(int64)}
 		}, v1.Container{Image: "app", SecurityContext: &v1.SecurityContext{Capabilities: &v1.Capabilities{Drop: []v1.Capability{"ALL"}}}},
-			`${holder:+nsenter -U -t "$holder" --} '/opt/apptainer' --silent run --containall --no-eval --no-umask ${overlay:+--overlay "$scratch/c"} ${tmpfs:+--writable-tmpfs} ${holder:+--no-mount tmp} --pwd '/' ${holder:+--drop-caps all} 'docker://app'`},
+			`${holder:+nsenter -U -t "$holder" --} '/opt/apptainer' --silent "$action" --containall --no-eval --no-umask ${overlay:+--overlay "$scratch/c"} ${tmpfs:+--writable-tmpfs} ${holder:+--no-mount tmp} --pwd "${workdir:-/}" ${holder:+--drop-caps all} "$sif" "$@"`},
 	}
 	for _, tc := range tests {
 		pod := &v1.Pod{Spec: v1.PodSpec{Volumes: []v1.Volume{{Name: "v", VolumeSource: v1.VolumeSource{EmptyDir: &v1.EmptyDirVolumeSource{}}}}}}
@@ -198,6 +155,35 @@ func TestRuntimeArgv(t *testing.T) {
 		}
 		if diff := cmp.Diff(tc.want, got); diff != "" {
 			t.Errorf("%s (-want +got):\n%s", tc.name, diff)
+		}
+	}
+}
+
+// What the API has in command and args, and the image in ENTRYPOINT and CMD.
+func TestProgram(t *testing.T) {
+	t.Parallel()
+	for _, tc := range []struct {
+		c    v1.Container
+		want string
+	}{
+		{v1.Container{}, "the entry|it's|a cmd|"},
+		{v1.Container{Args: []string{"$(ADDRESS)", "two words"}}, "the entry|it's|10.0.0.1|two words|"},
+		{v1.Container{Command: []string{"c", "$x"}}, "c|$x|"},
+		{v1.Container{Command: []string{"c"}, Args: []string{"'", ""}}, "c|'||"},
+	} {
+		set, eval := program(&tc.c, scriptConfig{Runtime: "apptainer"})
+		script := "entrypoint=" + string(quote("'the entry' "+string(quote("it's")))) + " cmd=" + string(quote("'a cmd'")) + " APPTAINERENV_ADDRESS=10.0.0.1\nset --"
+		for _, w := range set {
+			script += " " + string(w)
+		}
+		if eval != "" {
+			script += "\neval " + string(eval)
+		}
+		for _, shell := range testShells(t) {
+			out, err := exec.Command(shell[0], append(slices.Clone(shell[1:]), "-c", script+"\nprintf '%s|' \"$@\"")...).CombinedOutput()
+			if err != nil || string(out) != tc.want {
+				t.Errorf("%s: %v, %v becomes %q, want %q: %v", shell[0], tc.c.Command, tc.c.Args, out, tc.want, err)
+			}
 		}
 	}
 }

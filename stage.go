@@ -95,6 +95,10 @@ func (p *KNOCProvider) stageIn(ctx context.Context, pod *v1.Pod, dir string) (fi
 		}
 		files = append(files, file{Name: "run/probe.sh", Mode: 0o700, Body: []byte(text)})
 	}
+	pull, err := render("pull.sh.tmpl", newPullScript(script.Runtime))
+	if err != nil {
+		return nil, ignored, err
+	}
 	meta, err := json.Marshal(metaOf(pod))
 	if err != nil {
 		return nil, ignored, fmt.Errorf("writing meta: %w", err)
@@ -109,6 +113,7 @@ func (p *KNOCProvider) stageIn(ctx context.Context, pod *v1.Pod, dir string) (fi
 	return append(append(dirs, files...),
 		file{Name: "meta", Mode: 0o600, Body: append(meta, '\n')},
 		file{Name: "run/enter.sh", Mode: 0o700, Body: []byte(enter)},
+		file{Name: "run/pull.sh", Mode: 0o700, Body: []byte(pull)},
 		file{Name: "pod.sh", Mode: 0o700, Body: []byte(text)},
 	), ignored, nil
 }

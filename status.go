@@ -273,13 +273,15 @@ func (c *containers) statuses(specs []v1.Container, old []v1.ContainerStatus, in
 func (c *containers) status(spec *v1.Container, old v1.ContainerStatus, init bool) v1.ContainerStatus {
 	s := old
 	s.Name, s.Image, s.State = spec.Name, spec.Image, v1.ContainerState{}
-	if s.ImageID == "" && strings.Contains(spec.Image, "@") {
-		s.ImageID = spec.Image // a digest names what runs
-	}
 	r := c.f.runs[spec.Name]
 	if r != nil && !r.unpulled {
 		if images := c.o.Images[spec.Name]; int(r.image) < len(images) {
 			s.Image = images[r.image] // until the container is started again with a new one
+		}
+		if d, ok := c.f.digests[spec.Name]; ok {
+			s.ImageID = imageID(s.Image, d.Args[1], d.Args[2])
+		} else if src, err := findImage(s.Image, nil); err == nil && src.Path != "" {
+			s.ImageID = src.Path // a file on the cluster
 		}
 		s.ContainerID = c.id(spec.Name, r.attempt)
 		// A requeued job counts on from its first run; should it not, a status
@@ -377,9 +379,11 @@ func (c *containers) waiting(spec *v1.Container) *v1.ContainerStateWaiting {
 		w.Reason, w.Message = c.end.reason, c.end.message
 	case held && h.image == spec.Image:
 		w.Reason, w.Message = h.Reason, h.Message
+	case p != nil && p.never:
+		w.Reason, w.Message = "ErrImageNeverPull", neverPull(spec.Image)
 	case p != nil && p.failed:
 		w.Reason, w.Message = "ErrImagePull", c.o.pullError(spec.Name)
-		if p.failures > 1 {
+		if p.waiting {
 			w.Reason, w.Message = "ImagePullBackOff", fmt.Sprintf("Back-off pulling image %q: ErrImagePull: %s", spec.Image, w.Message)
 		}
 	}
@@ -394,6 +398,11 @@ func (o *observed) pullError(container string) string {
 		text = strings.TrimSpace(text[i+len("FATAL:"):])
 	}
 	return cmp.Or(text, "the image cannot be pulled")
+}
+
+// neverPull is the kubelet's word on an image that is not there.
+func neverPull(image string) string {
+	return fmt.Sprintf("Container image %q is not present with pull policy of Never", image)
 }
 
 // creating is the waiting reason of containers that the job has not come to.

@@ -178,7 +178,9 @@ func TestFold(t *testing.T) {
 		{name: "the pull failed", pod: "a", o: observed{Messages: map[string]string{"a.pull": "manifest unknown"}}, journal: "pull a; pullfailed a 255", want: "Pending; a ErrImagePull", message: "manifest unknown"},
 		{name: "the pull failed with many words", pod: "a", o: observed{Messages: map[string]string{"a.pull": "INFO:    Fetching OCI image...\nFATAL:   While making image: manifest unknown\n"}}, journal: "pull a; pullfailed a 255", want: "Pending; a ErrImagePull", message: "While making image: manifest unknown"},
 		{name: "the pull failed, its text is not there", pod: "a", journal: "pull a; pullfailed a 255", want: "Pending; a ErrImagePull", message: "the image cannot be pulled"},
-		{name: "the pull failed again", pod: "a", o: observed{Messages: map[string]string{"a.pull": "manifest unknown"}}, journal: "pull a; pullfailed a 255; pull a; pullfailed a 255; pull a", want: "Pending; a ImagePullBackOff", message: "Back-off pulling image \"busybox\": ErrImagePull: manifest unknown"},
+		{name: "the pull failed again", pod: "a", o: observed{Messages: map[string]string{"a.pull": "manifest unknown"}}, journal: "pull a; pullfailed a 255; pullwait a 10; pull a", want: "Pending; a ImagePullBackOff", message: "Back-off pulling image \"busybox\": ErrImagePull: manifest unknown"},
+		{name: "the second pull failed", pod: "a", o: observed{Messages: map[string]string{"a.pull": "manifest unknown"}}, journal: "pull a; pullfailed a 255; pullwait a 10; pull a; pullfailed a 255", want: "Pending; a ErrImagePull", message: "manifest unknown"},
+		{name: "never to be pulled", pod: "a", journal: "neverpull a", want: "Pending; a ErrImageNeverPull", message: "Container image \"busybox\" is not present with pull policy of Never"},
 		{name: "pulled at last", pod: "a", journal: "pull a; pullfailed a 255; pull a; pulled a 1200; start a 0", want: "Running; a running ready"},
 
 		{name: "the pull failed, the attempt is over", pod: "a", o: observed{Messages: map[string]string{"a.pull": "manifest unknown"}}, journal: "pull a; pullfailed a 255; exit a 0 255; backoff a 0 10", want: "Pending; a ErrImagePull", message: "manifest unknown"},

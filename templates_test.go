@@ -25,6 +25,7 @@ func TestScripts(t *testing.T) {
 		"remove":        map[string]any{"Dir": dir, "Epoch": epoch, "UIDs": []string{"u-1", nasty}},
 		"heal":          map[string]any{"Node": "knoc", "Root": "/home/u/my dir", "Base": "knoc-c1"},
 		"adopt":         map[string]any{"Dir": dir, "Epoch": epoch, "Jobs": []struct{ UID, JobID string }{{"u-1", "12"}, {nasty, nasty}}},
+		"pull":          pullScript{nasty, "APPTAINER_", 120},
 		"watch":         map[string]any{"Dir": dir, "Epoch": epoch},
 		"exec":          execData{JobID: "12", Step: "knoc-exec-1", Mark: "@MARK", Words: []string{dir + "/u-1/run/enter.sh", "main", "--", "sh", "-c", nasty}},
 		"relay":         struct{}{},

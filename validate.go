@@ -128,7 +128,7 @@ var fieldRules = map[reflect.Type]map[string]rule{
 		"lifecycle":                honour(""),
 		"terminationMessagePath":   honour(""),
 		"terminationMessagePolicy": honour(""),
-		"imagePullPolicy":          ignore("the runtime on the cluster pulls what its cache lacks", "Always", "IfNotPresent"),
+		"imagePullPolicy":          honour(""),
 		"securityContext":          honour(""),
 		"stdin":                    ignore("the container's standard input is empty"),
 		"stdinOnce":                ignore("the container's standard input is empty"),

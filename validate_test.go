@@ -247,7 +247,6 @@ spec:
 	want := []string{
 		"spec.volumes[m].emptyDir.medium: Memory", "spec.volumes[m].emptyDir.sizeLimit: 1Gi",
 		"spec.volumes[s].secret.items[0].user: 0", "spec.volumes[s].secret.defaultUser: 5",
-		"spec.containers[c].imagePullPolicy: Never",
 		"spec.containers[c].securityContext.appArmorProfile.type: RuntimeDefault",
 		"spec.containers[c].stdin: true", "spec.containers[c].stdinOnce: true", "spec.containers[c].tty: true",
 		"spec.dnsPolicy: None",

@@ -1,5 +1,6 @@
 # shellcheck shell=bash
-# Two registries on cloud (:5000 open, :5001 with basic auth), each with busybox and app. No image comes from outside.
+# Two registries on cloud (:5000 open, :5001 with basic auth), each with busybox, app and static, their requests in
+# log/registry-*.log. No image comes from outside.
 
 PRIVATE_USER=alice PRIVATE_PASS=secret
 
@@ -11,7 +12,7 @@ registries_up() {
     alive "registry-$i" && continue
     {
       echo "version: 0.1"
-      echo "log: {level: warn, accesslog: {disabled: true}}"
+      echo "log: {level: warn, accesslog: {disabled: false}}"
       echo "storage: {filesystem: {rootdirectory: $d/$i}, delete: {enabled: true}}"
       echo "http: {addr: $CLOUD:$i}"
       [ $i = 5000 ] || echo "auth: {htpasswd: {realm: testbed, path: $d/htpasswd}}"
@@ -28,7 +29,7 @@ images() {
   [ "$(cat "$STATE/registry/pushed" 2>/dev/null)" = "$want" ] && { STEP_NOTE="all there"; return 0; }
   rm -rf "$d"; mkdir -p "$d"
   ( cd "$d" && quiet images build_images )
-  for im in busybox app; do
+  for im in busybox app static; do
     quiet push skopeo copy -q --dest-tls-verify=false "oci:$d/oci:$im" "docker://$CLOUD:5000/$im:latest"
     quiet push skopeo copy -q --dest-tls-verify=false --dest-creds "$PRIVATE_USER:$PRIVATE_PASS" "oci:$d/oci:$im" "docker://$CLOUD:5001/$im:latest"
   done
@@ -36,7 +37,8 @@ images() {
   echo "$want" >"$STATE/registry/pushed"
 }
 
-# busybox: static busybox and nothing else. app: the same with ENTRYPOINT, CMD, ENV, WORKDIR and USER.
+# busybox: static busybox and nothing else. app: the same with ENTRYPOINT, CMD, ENV, WORKDIR and USER. static: one
+# program and a directory, no shell, no /etc/passwd.
 build_images() {
   local a
   mkdir -p fs/{bin,dev,etc,proc,sys,tmp,usr/bin,root,home,var/tmp,work}; chmod 1777 fs/tmp fs/var/tmp
@@ -61,4 +63,10 @@ S
   umoci tag --image oci:busybox app
   umoci config --image oci:app --config.entrypoint /bin/entry --config.cmd hello --config.cmd "two words" \
     --config.env FOO=bar --config.workingdir /work --config.user app
+  umoci new --image oci:static
+  umoci unpack --rootless --image oci:static s
+  mkdir s/rootfs/data; cp /bin/busybox s/rootfs/printf
+  umoci repack --image oci:static s
+  # shellcheck disable=SC2016
+  umoci config --image oci:static --config.entrypoint /printf --config.entrypoint '[%s]' --config.cmd hello --config.cmd '$(id) "two" words' --config.workingdir /data
 }

@@ -230,26 +230,3 @@ func TestLifeOwnPolicies(t *testing.T) {
 		t.Errorf("status %+v, want one restart and exit code 0", s)
 	}
 }
-
-// A missing image is waited for, for a while.
-func TestLifeMissingImage(t *testing.T) {
-	t.Parallel()
-	n := newNamespace(t)
-	image := env("KNOC_IMAGE_BUSYBOX")
-	p := n.createOne(n.shell("pod", "true", mainContainer(func(c *v1.Container) {
-		c.Image = strings.TrimSuffix(image, ":latest") + "-missing"
-	})))
-	o := p.awaitPhase(v1.PodFailed)
-	if got := exitCode(o, "main"); got == 0 {
-		t.Error("a container without an image ended with 0")
-	}
-	waiting := map[string]bool{}
-	for _, h := range p.history() {
-		if w := status(h, "main").State.Waiting; w != nil {
-			waiting[w.Reason] = true
-		}
-	}
-	if !waiting["ErrImagePull"] && !waiting["ImagePullBackOff"] {
-		t.Errorf("it was never shown why it waits: %v", waiting)
-	}
-}

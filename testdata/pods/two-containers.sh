@@ -447,6 +447,7 @@ await() {
 # the exit status is then the container's own beyond doubt, and TERM waits too.
 supervise() {
 	writer=$1 count=0 marker='' nap='' pull='' ended='' cut='' using=0
+	have='' sif='' action=run entrypoint='' cmd='' workdir='' kind='' hex=''
 	trap : USR1
 	trap 'ended=1; halt' TERM
 	trap 'cut=1; halt' USR2
@@ -516,7 +517,7 @@ launch() {
 	ooms
 	killed=$kills
 	true >>"log/$2.$attempt.at"
-	note start "$2" "$attempt"
+	note start "$2" "$attempt${hex:+%n%s digest $2 $kind $hex}"
 	(contain "$1" "$2" "$attempt") </dev/null >>"log/$2.$attempt" 2>&1
 	rc=$?
 	true >"run/$2"
@@ -559,9 +560,17 @@ contain() {
 	"container_$1"
 }
 
-# bring NUMBER NAME: sets rc to 0 when the container's image is in the runtime's
-# cache. A registry may be away for a moment: a pull that fails is tried four
-# times, then the container has failed.
+# ---- Images ----
+# ../../images has them, for all pods of this user: ref.<key> says which image file
+# a reference is, sha256.<digest>.sif is that file, sha256.<digest>.used changes when
+# somebody uses it. A container runs from a hard link in the pod's own directory, so
+# no registry is asked at a start, and what is removed from there hurts nobody.
+# run/pull.sh brings what is missing.
+
+images=../../images
+
+# bring NUMBER NAME: sets sif to the container's image; false when the pod is to end
+# before. A pull that fails is tried again and again, as a kubelet does.
 bring() {
 	pause=$backoff
 	while
@@ -569,62 +578,90 @@ bring() {
 		! "image_$1" && [ -z "$ended" ]
 	do
 		[ -z "$cut" ] || continue # another image: at once
-		note pullfailed "$2" "$rc"
-		[ "$pause" -lt $((backoff * 8)) ] || return 0
-		rest "$pause"
+		note "$fault"
+		rest 1
+		if [ -z "$ended$cut" ]; then
+			case $fault in pullfailed*) note pullwait "$2" "$pause" ;; esac
+			[ "$pause" -le 1 ] || rest $((pause - 1))
+		fi
 		[ -z "$ended" ] || break
 		pause=$((pause * 2))
+		[ "$pause" -le 300 ] || pause=300
 	done
+	rc=0
 	[ -z "$ended" ] || rc=143
 }
 
-# fetch NAME KEY PROGRAM ARGUMENT…: brings an image into the runtime's cache, unless
-# this directory knows it to be there. Apptainer spoils that cache when two jobs
-# fill it at once ("conveyor failed to get: unexpected end of JSON input"), so
-# only the holder of ../images/lock fills it; what the pull leaves in the lock is
-# a copy. A lock that a killed job left is broken after 15 minutes.
+# fetch NAME KEY POLICY REFERENCE MANIFEST BYDIGEST [OPTION]: sees to it that the
+# image is in the cache, as imagePullPolicy says; else sets fault to a fact.
 fetch() {
-	rc=0
-	name=$1 image=../images/$2
-	[ ! -e "$image" ] || return 0
-	shift 2
-	note pull "$name"
+	case $3 in
+	Always) ;;
+	*)
+		if [ "$have" = "$2" ] || take "$1" "$2"; then return 0; fi
+		if [ "$3" = Never ]; then
+			fault="neverpull $1"
+			return 1
+		fi
+		;;
+	esac
+	note pull "$1"
 	clock
 	began=$clock
-	mkdir -p ../images
-	tries=0
-	until mkdir ../images/lock 2>/dev/null; do
-		if [ -e "$image" ]; then
-			clock
-			note pulled "$name" $(((clock - began) * 10))
-			return 0
-		fi
-		tries=$((tries + 1))
-		if [ "$tries" -ge 900 ]; then
-			rm -rf ../images/lock
-			tries=0
-		fi
-		rest 1
-		[ -z "$ended$cut" ] || return 143
-	done
-	if [ ! -e "$image" ]; then
-		"$@" </dev/null >"msg/$name.pull" 2>&1 &
-		pull=$!
-		[ -z "$ended$cut" ] || halt
-		# At least once: a shell may have reaped it by now, and then only wait knows.
-		while
-			wait "$pull"
-			rc=$?
-			kill -0 "$pull" 2>/dev/null
-		do :; done
-		pull=''
-		[ "$rc" -ne 0 ] || true >"$image"
+	scratch=${scratch:-} sh run/pull.sh "$@" </dev/null >"msg/$1.pull" 2>&1 &
+	pull=$!
+	[ -z "$ended$cut" ] || halt
+	# At least once: a shell may have reaped it by now, and then only wait knows.
+	while
+		wait "$pull"
+		rc=$?
+		kill -0 "$pull" 2>/dev/null
+	do :; done
+	pull=''
+	fault="pullfailed $1 $rc"
+	[ "$rc" -eq 0 ] || return 1
+	if ! take "$1" "$2"; then # it was removed at this very moment
+		echo 'FATAL: the image was pulled and is not in the cache' >"msg/$1.pull"
+		fault="pullfailed $1 1"
+		return 1
 	fi
-	rm -rf ../images/lock
+	read -r took <"run/$1.pulled"
 	clock
-	[ "$rc" -ne 0 ] || note pulled "$name" $(((clock - began) * 10))
-	return "$rc"
+	note pulled "$1" "$took" $(((clock - began) * 10)) $((size / 1024))
 }
+
+# take NAME KEY: gives the container the image that the cache has for it, if it has
+# one: it is looked for in the listing of the directory, as a shared file system may
+# remember of a name that it was not there.
+take() {
+	name=$1 have=$2
+	set -- "$images/ref.$2"*
+	if [ ! -r "$1" ]; then
+		have=''
+		return 1
+	fi
+	# shellcheck disable=SC2034 # what container_1 … need of it differs
+	action=run entrypoint='' cmd='' workdir='' user='' kind='' hex='' size=0
+	# shellcheck source=/dev/null
+	. "$1"
+	sif=$dir/run/$name.sif
+	if ! ln -f "$images/sha256.$hex.sif" "$sif" 2>/dev/null; then
+		sif=$dir/$images/sha256.$hex.sif # another file system, or one without links
+		set -- "$sif"*
+		if [ "$1" != "$sif" ]; then
+			have=''
+			return 1
+		fi
+	fi
+	echo >"$images/sha256.$hex.used"
+}
+
+# idle: an image that has no program is a container that cannot start.
+idle() {
+	echo 'knoc: no command specified: the pod names none, and its image has neither ENTRYPOINT nor CMD' >&2
+	exit 128
+}
+
 # ---- Scratch on this node ----
 # What containers write outside of their volumes lies in a directory of this machine that nobody
 # else can enter. It goes with the pod. A job that was killed leaves it behind, for
@@ -812,28 +849,37 @@ app() { # NUMBER NAME POLICY
 container_1() { # first
 	fresh first
 	devices first termination-log
-	exec 'apptainer' --quiet run \
-		--containall --no-eval --no-umask --no-https --hostname 'two-containers' \
-		${overlay:+--overlay "$scratch/first"} ${tmpfs:+--writable-tmpfs} --workdir "$scratch/first" --pwd '/' \
+	eval "set -- $entrypoint $cmd"
+	[ "$#$action" != 0exec ] || idle
+	exec 'apptainer' --silent "$action" \
+		--containall --no-eval --no-umask --hostname 'two-containers' \
+		${overlay:+--overlay "$scratch/first"} ${tmpfs:+--writable-tmpfs} --workdir "$scratch/first" --pwd "${workdir:-/}" \
 		${session:+--mount type=bind,source="$scratch/first/dev",destination=/dev --mount type=bind,source="$session/dev",destination=/dev/.d} \
 		--mount 'type=bind,source=/home/user/.knoc/knoc-c1/6c2f1a52-0000-4000-8000-000000000002/run/pod.hosts,destination=/etc/hosts' \
 		${session:+--mount 'type=bind,source=/home/user/.knoc/knoc-c1/6c2f1a52-0000-4000-8000-000000000002/msg/first,destination=/dev/termination-log'} \
-		'docker://10.77.0.1:5000/app:1.0'
+		"$sif" "$@"
 }
-image_1() { fetch first a3d2e290d79612aef22f475dfb6b9212 'apptainer' --quiet pull --no-https ../images/lock/image 'docker://10.77.0.1:5000/app:1.0'; }
+image_1() {
+	fetch first a3d2e290d79612aef22f475dfb6b9212 IfNotPresent 'docker://10.77.0.1:5000/app:1.0' 'http://10.77.0.1:5000/v2/app/manifests/1.0' 'docker://10.77.0.1:5000/app@' --no-https
+}
 
 container_2() { # second
 	fresh second
 	devices second termination-log
-	exec 'apptainer' --quiet run \
-		--containall --no-eval --no-umask --no-https --hostname 'two-containers' \
-		${overlay:+--overlay "$scratch/second"} ${tmpfs:+--writable-tmpfs} --workdir "$scratch/second" --pwd '/' \
+	set -- 'two words' "${APPTAINERENV_HOSTNAME-\$(HOSTNAME)}"' $HOME'
+	eval "set -- $entrypoint"' "$@"'
+	[ "$#$action" != 0exec ] || idle
+	exec 'apptainer' --silent "$action" \
+		--containall --no-eval --no-umask --hostname 'two-containers' \
+		${overlay:+--overlay "$scratch/second"} ${tmpfs:+--writable-tmpfs} --workdir "$scratch/second" --pwd "${workdir:-/}" \
 		${session:+--mount type=bind,source="$scratch/second/dev",destination=/dev --mount type=bind,source="$session/dev",destination=/dev/.d} \
 		--mount 'type=bind,source=/home/user/.knoc/knoc-c1/6c2f1a52-0000-4000-8000-000000000002/run/pod.hosts,destination=/etc/hosts' \
 		${session:+--mount 'type=bind,source=/home/user/.knoc/knoc-c1/6c2f1a52-0000-4000-8000-000000000002/msg/second,destination=/dev/termination-log'} \
-		'docker://10.77.0.1:5000/app:1.0' 'two words' "${APPTAINERENV_HOSTNAME-\$(HOSTNAME)}"' $HOME'
+		"$sif" "$@"
 }
-image_2() { fetch second a3d2e290d79612aef22f475dfb6b9212 'apptainer' --quiet pull --no-https ../images/lock/image 'docker://10.77.0.1:5000/app:1.0'; }
+image_2() {
+	fetch second a3d2e290d79612aef22f475dfb6b9212 IfNotPresent 'docker://10.77.0.1:5000/app:1.0' 'http://10.77.0.1:5000/v2/app/manifests/1.0' 'docker://10.77.0.1:5000/app@' --no-https
+}
 
 names='second first' # the last first
 highest=2

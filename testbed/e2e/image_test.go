@@ -1,0 +1,150 @@
+//go:build testbed
+
+package e2e
+
+import (
+	"encoding/json"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	v1 "k8s.io/api/core/v1"
+)
+
+// newImage puts an image with a digest of its own into the open registry and
+// returns its name. Its manifest is another image's with a note.
+func newImage(t testing.TB, repository string) (image, tag, digest string) {
+	t.Helper()
+	tag = fmt.Sprintf("e2e-%08x", rand.Uint32())
+	registry, _, _ := strings.Cut(env("KNOC_IMAGE_BUSYBOX"), "/")
+	url := "http://" + registry + "/v2/" + repository + "/manifests/"
+	const kind = "application/vnd.oci.image.manifest.v1+json"
+	text := command(t, "KNOC_CLOUD_EXEC", "curl", "-sSf", "-H", "Accept: "+kind, url+"latest")
+	var manifest map[string]any
+	if err := json.Unmarshal([]byte(text), &manifest); err != nil {
+		t.Fatalf("%v: %s", err, text)
+	}
+	manifest["annotations"] = map[string]string{"for": tag}
+	data, err := json.Marshal(manifest)
+	if err != nil {
+		t.Fatal(err)
+	}
+	out := command(t, "KNOC_CLOUD_EXEC", "curl", "-sSf", "-D", "-", "-X", "PUT", "-H", "Content-Type: "+kind, "--data-binary", string(data), url+tag)
+	for line := range strings.Lines(out) {
+		if d, ok := strings.CutPrefix(strings.ToLower(line), "docker-content-digest: "); ok {
+			digest = strings.TrimSpace(d)
+		}
+	}
+	if digest == "" {
+		t.Fatalf("no digest in %q", out)
+	}
+	return registry + "/" + repository + ":" + tag, tag, digest
+}
+
+// manifestPulls counts the requests for a manifest in the registry's own log: a
+// pull has one.
+func manifestPulls(t testing.TB, repository string, names ...string) (count int) {
+	t.Helper()
+	data, err := os.ReadFile(filepath.Join(filepath.Dir(env("KNOC_LOG")), "registry-5000.log"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range names {
+		count += strings.Count(string(data), `"GET /v2/`+repository+"/manifests/"+name+" ")
+	}
+	return count
+}
+
+func TestManyPodsOneNewImage(t *testing.T) {
+	t.Parallel()
+	image, tag, digest := newImage(t, "busybox")
+	n := newNamespace(t)
+	var manifests []*v1.Pod
+	for i := range 20 {
+		manifests = append(manifests, n.shell(fmt.Sprintf("p%d", i), "echo hello", func(p *v1.Pod) {
+			p.Spec.Containers[0].Image = image
+			p.Spec.Containers[0].ImagePullPolicy = v1.PullIfNotPresent
+		}))
+	}
+	for _, p := range n.create(manifests...) {
+		p.awaitPhase(v1.PodSucceeded)
+		want := strings.TrimSuffix(image, ":"+tag) + "@" + digest
+		if got := p.now().Status.ContainerStatuses[0].ImageID; got != want {
+			t.Errorf("image id %q, want %q", got, want)
+		}
+	}
+	if got := manifestPulls(t, "busybox", tag, digest); got != 1 {
+		t.Errorf("the image was pulled %d times", got)
+	}
+}
+
+// The image's own program, with no shell, and what the pod says instead of it.
+func TestImageProgram(t *testing.T) {
+	t.Parallel()
+	n := newNamespace(t)
+	registry, _, _ := strings.Cut(env("KNOC_IMAGE_BUSYBOX"), "/")
+	tests := map[string]struct {
+		change func(c *v1.Container)
+		want   string
+	}{
+		"own":     {func(c *v1.Container) {}, `[hello][$(id) "two" words]`},
+		"args":    {func(c *v1.Container) { c.Args = []string{"it's", "$HOME"} }, `[it's][$HOME]`},
+		"command": {func(c *v1.Container) { c.Command = []string{"/printf", "%s"}; c.Args = []string{"x"} }, "x"},
+		"workdir": {func(c *v1.Container) {
+			c.Image, c.Command = env("KNOC_IMAGE_APP"), []string{"pwd"}
+		}, "/work"},
+		"app": {func(c *v1.Container) { c.Image, c.Args = env("KNOC_IMAGE_APP"), []string{"a b"} }, "entry args=[a b] pwd=/work"},
+		"dir": {func(c *v1.Container) {
+			c.Image, c.Command, c.WorkingDir = env("KNOC_IMAGE_APP"), []string{"pwd"}, "/tmp"
+		}, "/tmp"},
+	}
+	pods := map[string]*pod{}
+	for name, tc := range tests {
+		pods[name] = n.createOne(n.shell(name, "", func(p *v1.Pod) {
+			c := &p.Spec.Containers[0]
+			c.Image, c.Command = registry+"/static:latest", nil
+			tc.change(c)
+		}))
+	}
+	for name, tc := range tests {
+		pods[name].awaitPhase(v1.PodSucceeded)
+		if got := pods[name].log(); !strings.HasPrefix(got, tc.want) {
+			t.Errorf("%s: log %q, want %q", name, got, tc.want)
+		}
+	}
+}
+
+func TestImageTrouble(t *testing.T) {
+	t.Parallel()
+	n := newNamespace(t)
+	registry, _, _ := strings.Cut(env("KNOC_IMAGE_BUSYBOX"), "/")
+	missing := n.createOne(n.shell("missing", "", func(p *v1.Pod) {
+		p.Spec.Containers[0].Image = registry + "/nothing:1"
+		p.Spec.Containers = append(p.Spec.Containers, container("other", "sleep 1000"))
+	}))
+	_, tag, _ := newImage(t, "busybox")
+	never := n.createOne(n.shell("never", "echo hello", func(p *v1.Pod) {
+		p.Spec.Containers[0].Image = registry + "/busybox:" + tag
+		p.Spec.Containers[0].ImagePullPolicy = v1.PullNever
+	}))
+	missing.await("ErrImagePull or ImagePullBackOff beside a running container", func(p *v1.Pod) bool {
+		var waiting, running bool
+		for _, s := range p.Status.ContainerStatuses {
+			waiting = waiting || s.State.Waiting != nil && s.State.Waiting.Reason == "ImagePullBackOff" && strings.Contains(s.State.Waiting.Message, "manifest unknown")
+			running = running || s.Name == "other" && s.State.Running != nil
+		}
+		return waiting && running && p.Status.Phase == v1.PodPending
+	})
+	never.await("ErrImageNeverPull", func(p *v1.Pod) bool {
+		w := p.Status.ContainerStatuses[0].State.Waiting
+		return w != nil && w.Reason == "ErrImageNeverPull" && strings.HasSuffix(w.Message, "is not present with pull policy of Never")
+	})
+	pulled := n.createOne(n.shell("pulled", "echo hello", func(p *v1.Pod) {
+		p.Spec.Containers[0].Image = registry + "/busybox:" + tag
+	}))
+	pulled.awaitPhase(v1.PodSucceeded)
+	never.awaitPhase(v1.PodSucceeded) // healed
+}
