@@ -84,6 +84,9 @@ type Config struct {
 	// HPC user has no subordinate ids: "refuse" fails it; "ignore" runs it as the
 	// HPC user, with an event. "" is refuse.
 	WithoutSubIDs string
+	// UsageInterval is how often a job writes down what its containers use, in
+	// whole seconds; negative is never, 0 is 15 s.
+	UsageInterval time.Duration
 	// ClusterDomain is the domain of the cluster's services, part of the host name
 	// of pods with a subdomain; "" is cluster.local.
 	ClusterDomain string
@@ -117,6 +120,9 @@ func (c Config) withDefaults() Config {
 	}
 	if c.SSH.Logger == nil {
 		c.SSH.Logger = c.Logger
+	}
+	if c.UsageInterval == 0 {
+		c.UsageInterval = 15 * time.Second
 	}
 	return c
 }

@@ -31,6 +31,8 @@ type scriptConfig struct {
 	// ClusterDomain ends the host names of pods with a subdomain; "" is
 	// cluster.local.
 	ClusterDomain string
+	// UsageSeconds is how often a job writes down what its containers use; 0 is never.
+	UsageSeconds int
 	// BackoffSeconds is the wait before a container's first restart; 0 is the
 	// kubelet's 10.
 	BackoffSeconds int
@@ -47,6 +49,7 @@ type podScript struct {
 	Grace                int64
 	Deadline             int64 // seconds from the allocation's start; 0: none
 	Backoff              int
+	Usage                int // seconds between looks at what is used; 0: none
 	Init, Containers     []scriptContainer
 	scratchData
 }
@@ -113,6 +116,7 @@ func newPodScript(pod *v1.Pod, cfg scriptConfig) (*podScript, error) {
 		Options:     cfg.Options,
 		Grace:       max(0, gracePeriod(pod)),
 		Backoff:     cfg.BackoffSeconds,
+		Usage:       cfg.UsageSeconds,
 	}
 	if d := pod.Spec.ActiveDeadlineSeconds; d != nil {
 		s.Deadline = *d
@@ -242,6 +246,9 @@ func (s *podScript) RuntimeDevices() []string { return runtimeDevices }
 func (s *podScript) Rules() bool {
 	return slices.ContainsFunc(s.All(), func(c scriptContainer) bool { return c.Rules != nil })
 }
+
+// FirstUsage is the second of the first look.
+func (s *podScript) FirstUsage() int { return min(3, s.Usage-1) }
 
 // Followed says whether any container has a postStart hook or probes.
 func (s *podScript) Followed() bool { return slices.ContainsFunc(s.All(), scriptContainer.Follow) }

@@ -422,7 +422,7 @@ func TestPodGoldens(t *testing.T) {
 			t.Fatalf("%s: %v", name, err)
 		}
 		render := func(dir, withoutSubIDs string) string {
-			s, err := newPodScript(pod, scriptConfig{Dir: dir, Options: options, InsecureRegistries: []string{"10.77.0.1:5000"}, WithoutSubIDs: withoutSubIDs})
+			s, err := newPodScript(pod, scriptConfig{Dir: dir, Options: options, InsecureRegistries: []string{"10.77.0.1:5000"}, WithoutSubIDs: withoutSubIDs, UsageSeconds: 15})
 			if err != nil {
 				t.Fatalf("%s: %v", name, err)
 			}

@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"maps"
 	"sync"
+	"time"
 
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -127,6 +128,7 @@ func (p *KNOCProvider) scriptConfig(dir string, options []string) scriptConfig {
 		WritableRoot:       p.cfg.WritableRoot,
 		WithoutSubIDs:      p.cfg.WithoutSubIDs,
 		ClusterDomain:      p.cfg.ClusterDomain,
+		UsageSeconds:       int(max(0, p.cfg.UsageInterval/time.Second)),
 		Options:            options,
 	}
 }

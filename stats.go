@@ -1,9 +1,11 @@
 package knoc
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"math"
 	"slices"
 	"strconv"
@@ -19,302 +21,247 @@ import (
 )
 
 const (
-	// usageAge is how long a measurement serves: sstat asks slurmd on every
-	// node that has a job, and slurmd itself samples every 30 s by default
-	// (JobAcctGatherFrequency).
+	// usageAge is how long what was read serves.
 	usageAge = 10 * time.Second
-	// usageLimit bounds one measurement.
+	// usageLimit bounds one reading.
 	usageLimit = 20 * time.Second
 )
 
-// sstatFormat are the columns that parseSstat reads. TRESUsageInTot is the sum
-// over a step's tasks, the CPU time since the step began and the memory now.
-const sstatFormat = "JobID,TRESUsageInTot"
-
-// measured is what Slurm says of one job: the sum of its batch step, in which
-// all its containers run, and of kubectl exec's steps.
-type measured struct {
-	CPU    time.Duration
-	Memory uint64 // resident, in bytes
+// used is what one run of a container uses: CPU time since it began, and memory
+// of its own, which is all but the files that it maps.
+type used struct {
+	attempt int
+	cpu     time.Duration
+	memory  uint64
+	cores   *float64 // since the reading before; nil where there is none
 }
 
-// parseSstat reads sstat --allsteps --parsable2 --noheader --format=sstatFormat.
-// A job without a step that was sampled yet is absent.
-func parseSstat(out []byte) (map[string]measured, error) {
-	jobs := map[string]measured{}
-	for line := range strings.Lines(string(out)) {
-		line = strings.TrimSuffix(line, "\n")
-		if line == "" {
+// parseUsage reads one line of usage.sh.tmpl: a pod's UID and what its job has
+// written down (weigh in templates/pod.ticker.tmpl).
+func parseUsage(line string) (uid types.UID, at time.Time, containers map[string]used, err error) {
+	words := strings.Fields(line)
+	bad := fmt.Errorf("line %q is not a pod's usage", line)
+	if len(words) < 2 || len(words)%4 != 2 {
+		return "", at, nil, bad
+	}
+	hundredths, err := strconv.ParseInt(words[1], 10, 64)
+	if err != nil || hundredths < 0 {
+		return "", at, nil, bad
+	}
+	containers = map[string]used{}
+	for w := words[2:]; len(w) > 0; w = w[4:] {
+		attempt, err1 := strconv.Atoi(w[1])
+		ticks, err2 := strconv.ParseUint(w[2], 10, 48)
+		kib, err3 := strconv.ParseUint(w[3], 10, 48)
+		if err1 != nil || err2 != nil || err3 != nil || attempt < 0 {
+			return "", at, nil, bad
+		}
+		// USER_HZ is 100 on every machine that Slurm runs on (proc(5)).
+		containers[w[0]] = used{attempt: attempt, cpu: time.Duration(ticks) * 10 * time.Millisecond, memory: kib << 10}
+	}
+	return types.UID(words[0]), time.UnixMilli(hundredths * 10), containers, nil
+}
+
+// podUsed is what is known of one pod. Gone is the CPU time of runs that have
+// ended, so that the pod's sum, a counter, never falls.
+type podUsed struct {
+	pod        *v1.Pod
+	at         time.Time
+	containers map[string]used
+	gone       time.Duration
+}
+
+// sum is the pod's own: all its containers.
+func (p *podUsed) sum() used {
+	total := used{cpu: p.gone}
+	for _, c := range p.containers {
+		total.add(c)
+	}
+	return total
+}
+
+func (u *used) add(c used) {
+	u.cpu += c.cpu
+	u.memory += c.memory
+	if c.cores != nil {
+		if u.cores == nil {
+			u.cores = new(float64)
+		}
+		*u.cores += *c.cores
+	}
+}
+
+// update takes in a newer reading of the pod.
+func (p *podUsed) update(at time.Time, containers map[string]used) {
+	if !at.After(p.at) {
+		return
+	}
+	for name, old := range p.containers {
+		c, ok := containers[name]
+		if !ok || c.attempt != old.attempt {
+			p.gone += old.cpu
 			continue
 		}
-		id, tres, ok := strings.Cut(line, "|")
-		if !ok {
-			return nil, fmt.Errorf("sstat: line %q is not %s", line, sstatFormat)
-		}
-		job, step, ok := strings.Cut(id, ".")
-		if !ok || job == "" {
-			return nil, fmt.Errorf("sstat: %q is no step id", id)
-		}
-		if step == "extern" || tres == "" { // extern is Slurm's own (PrologFlags=Contain)
-			continue
-		}
-		m := jobs[job]
-		for item := range strings.SplitSeq(tres, ",") {
-			name, value, _ := strings.Cut(item, "=")
-			var err error
-			switch name {
-			case "cpu":
-				var d time.Duration
-				d, err = parseCPUTime(value)
-				m.CPU += d
-			case "mem":
-				var n uint64
-				n, err = parseBytes(value)
-				m.Memory += n
-			}
-			if err != nil {
-				return nil, fmt.Errorf("sstat: step %s: %w", id, err)
-			}
-		}
-		jobs[job] = m
+		c.cpu = max(c.cpu, old.cpu) // nobody waited for a child that has ended
+		cores := (c.cpu - old.cpu).Seconds() / at.Sub(p.at).Seconds()
+		c.cores = &cores
+		containers[name] = c
 	}
-	return jobs, nil
+	p.at, p.containers = at, containers
 }
 
-// parseCPUTime reads [days-][[hours:]minutes:]seconds[.fraction].
-func parseCPUTime(s string) (time.Duration, error) {
-	bad := fmt.Errorf("%q is no CPU time", s)
-	rest, days := s, 0.0
-	if d, after, ok := strings.Cut(s, "-"); ok {
-		n, err := strconv.ParseUint(d, 10, 32)
-		if err != nil {
-			return 0, bad
-		}
-		rest, days = after, float64(n)
-	}
-	seconds := 0.0
-	for part := range strings.SplitSeq(rest, ":") {
-		n, err := strconv.ParseFloat(part, 64)
-		if err != nil || n < 0 || math.IsInf(n, 0) || math.IsNaN(n) {
-			return 0, bad
-		}
-		seconds = seconds*60 + n
-	}
-	if seconds += days * 86400; seconds > math.MaxInt64/1e9 {
-		return 0, bad
-	}
-	return time.Duration(math.Round(seconds * 1e9)), nil
-}
-
-// parseBytes reads a size as Slurm prints it: 2036K, 1.5M, 0.
-func parseBytes(s string) (uint64, error) {
-	number, scale := s, 1.0
-	if i := strings.IndexAny("KMGTP", last(s)); s != "" && i >= 0 {
-		number, scale = s[:len(s)-1], math.Pow(1024, float64(i+1))
-	}
-	n, err := strconv.ParseFloat(number, 64)
-	if err != nil || !(n >= 0) || n*scale > math.MaxInt64 {
-		return 0, fmt.Errorf("%q is no size", s)
-	}
-	return uint64(math.Round(n * scale)), nil
-}
-
-// last is the last byte of s as a string.
-func last(s string) string {
-	if s == "" {
-		return ""
-	}
-	return s[len(s)-1:]
-}
-
-// sample is one pod's measurement.
-type sample struct {
-	at       time.Time
-	jobID    string
-	measured measured
-	// cores is the CPU use since an earlier sample, nil where there is none.
-	cores *float64
-}
-
-// usage holds the newest samples. A measurement is taken when somebody asks and
-// the last one is old: a cluster that nobody watches pays nothing.
+// usage holds the newest readings. One is taken when somebody asks and the last
+// one is old: a cluster that nobody watches pays nothing but its jobs' notes.
 type usage struct {
 	mu    sync.Mutex
 	taken time.Time
-	err   error // of the last measurement
+	err   error // of the last reading
 	since time.Time
-	pods  map[types.UID]sample
-	// gone is the CPU time of pods that are measured no more, so that the
-	// node's sum, a counter, never falls.
-	gone time.Duration
+	pods  map[types.UID]*podUsed
+	gone  time.Duration // the CPU time of pods that are no more
 }
 
-// update takes in a new measurement. The pods given are those with a running
-// job, by UID.
-func (u *usage) update(now time.Time, jobs map[string]measured, running map[types.UID]string) {
-	next := map[types.UID]sample{}
-	for uid, jobID := range running {
-		m, ok := jobs[jobID]
-		old, had := u.pods[uid]
-		if had && old.jobID != jobID {
-			u.gone, had = u.gone+old.measured.CPU, false
-		}
-		switch {
-		case !ok && had:
-			next[uid] = old // sstat did not answer for this one
-		case ok:
-			s := sample{at: now, jobID: jobID, measured: m}
-			if had && m.CPU < old.measured.CPU { // an exec's step has ended
-				s.measured.CPU = old.measured.CPU
-			}
-			if d := now.Sub(old.at); had && d > 0 {
-				c := (s.measured.CPU - old.measured.CPU).Seconds() / d.Seconds()
-				s.cores = &c
-			}
-			next[uid] = s
-		}
-	}
-	for uid, old := range u.pods {
-		if _, ok := running[uid]; !ok {
-			u.gone += old.measured.CPU
-		}
-	}
-	u.pods, u.taken = next, now
-	if u.since.IsZero() {
-		u.since = now
-	}
-}
-
-// podUse is what is known of one pod at this moment.
-type podUse struct {
-	pod *v1.Pod
-	sample
-}
-
-// measure returns the newest samples of the pods that run, and what all pods
-// have used. The error is that of the measurement; old samples may come with it.
-func (p *KNOCProvider) measure(ctx context.Context) (pods []podUse, node sample, since time.Time, err error) {
+// measure returns what the pods that run use, by namespace and name, and what all
+// pods have used. The error is that of the reading; old ones may come with it.
+func (p *KNOCProvider) measure(ctx context.Context) (pods []*podUsed, node used, at, since time.Time, err error) {
 	all, err := p.GetPods(ctx)
 	if err != nil {
-		return nil, node, since, err
+		return nil, node, at, since, err
 	}
-	running, byUID := map[types.UID]string{}, map[types.UID]*v1.Pod{}
-	var ids []string
+	running := map[types.UID]*v1.Pod{}
 	for _, pod := range all {
-		w, err := p.lookup(pod.Namespace, pod.Name)
-		if err != nil || w.UID != string(pod.UID) || w.JobID == "" || w.Node == "" || w.JobEnded {
-			continue
+		if w, err := p.lookup(pod.Namespace, pod.Name); err == nil && w.UID == string(pod.UID) && w.Node != "" && !w.JobEnded {
+			running[pod.UID] = pod
 		}
-		running[pod.UID], byUID[pod.UID] = w.JobID, pod
-		ids = append(ids, w.JobID)
 	}
-	slices.Sort(ids)
-
 	u := &p.usage
 	u.mu.Lock()
 	defer u.mu.Unlock()
-	now := time.Now()
-	if now.Sub(u.taken) >= usageAge {
-		var jobs map[string]measured
-		jobs, u.err = p.sstat(ctx, ids)
-		if u.err == nil {
-			u.update(now, jobs, running)
+	if now := time.Now(); now.Sub(u.taken) >= usageAge {
+		var text []byte
+		if text, u.err = p.readUsage(ctx); u.err == nil {
+			u.update(now, string(text), running)
 		}
 	}
-	node = sample{at: u.taken, measured: measured{CPU: u.gone}}
-	for uid, s := range u.pods {
-		node.measured.CPU += s.measured.CPU
-		node.measured.Memory += s.measured.Memory
-		if pod := byUID[uid]; pod != nil {
-			pods = append(pods, podUse{pod, s})
+	node.cpu = u.gone
+	for _, x := range u.pods {
+		node.add(x.sum())
+		if x.pod = running[x.pod.UID]; x.pod != nil {
+			copied := *x // what the next reading finds is another map
+			pods = append(pods, &copied)
 		}
 	}
-	slices.SortFunc(pods, func(a, b podUse) int {
+	slices.SortFunc(pods, func(a, b *podUsed) int {
 		return strings.Compare(a.pod.Namespace+"/"+a.pod.Name, b.pod.Namespace+"/"+b.pod.Name)
 	})
-	return pods, node, u.since, u.err
+	return pods, node, u.taken, u.since, u.err
 }
 
-// sstat asks for all jobs at once.
-func (p *KNOCProvider) sstat(ctx context.Context, ids []string) (map[string]measured, error) {
-	if len(ids) == 0 {
-		return nil, nil
+// update takes in a reading of all pods.
+func (u *usage) update(now time.Time, text string, running map[types.UID]*v1.Pod) {
+	u.taken = now
+	if u.since.IsZero() {
+		u.since, u.pods = now, map[types.UID]*podUsed{}
+	}
+	for uid, x := range u.pods {
+		if running[uid] == nil {
+			u.gone += x.sum().cpu
+			delete(u.pods, uid)
+		}
+	}
+	for line := range strings.Lines(text) {
+		// A line that is being written this moment is read the next time.
+		uid, at, containers, err := parseUsage(strings.TrimSpace(line))
+		if err != nil || running[uid] == nil {
+			continue
+		}
+		if u.pods[uid] == nil {
+			u.pods[uid] = &podUsed{}
+		}
+		u.pods[uid].pod = running[uid]
+		u.pods[uid].update(at, containers)
+	}
+}
+
+// readUsage reads the notes of all jobs in one exchange, without a Slurm command.
+func (p *KNOCProvider) readUsage(ctx context.Context) (out []byte, err error) {
+	script, err := render("usage.sh.tmpl", map[string]any{"Dir": p.remote.dir})
+	if err != nil {
+		return nil, err
 	}
 	ctx, cancel := context.WithTimeout(ctx, usageLimit)
 	defer cancel()
-	out, err := p.remote.slurm(ctx, "sstat", "--allsteps", "--parsable2", "--noheader", "--format="+sstatFormat, "--jobs="+strings.Join(ids, ","))
+	err = p.ssh.Exchange(ctx, script, nil, func(name string, body []byte) error {
+		if name == "usage" {
+			out = bytes.Clone(body)
+		}
+		return nil
+	})
 	if err != nil {
-		return nil, fmt.Errorf("measuring jobs: %w", err)
+		return nil, fmt.Errorf("reading what pods use: %w", err)
 	}
-	return parseSstat(out)
+	return out, nil
 }
 
-// GetStatsSummary tells what pods use, as far as Slurm measures it. Slurm knows
-// jobs, not containers: only a pod of a single container has numbers for it.
-// The node is the sum of knoc's pods, since the cluster's other work is not
-// Kubernetes' to account for. What is not known is left out, never made up.
+// runningContainers are the names of those that run, with the time of their start.
+func runningContainers(pod *v1.Pod) map[string]metav1.Time {
+	all := map[string]metav1.Time{}
+	for _, c := range slices.Concat(pod.Status.InitContainerStatuses, pod.Status.ContainerStatuses, pod.Status.EphemeralContainerStatuses) {
+		if c.State.Running != nil {
+			all[c.Name] = c.State.Running.StartedAt
+		}
+	}
+	return all
+}
+
+// GetStatsSummary tells what pods and their containers use, as their jobs have
+// written it down. The node is the sum of knoc's pods, since the cluster's other
+// work is not Kubernetes' to account for. What is not known is left out, never
+// made up.
 func (p *KNOCProvider) GetStatsSummary(ctx context.Context) (*stats.Summary, error) {
-	pods, node, since, err := p.measure(ctx)
+	pods, node, at, since, err := p.measure(ctx)
 	if err != nil && len(pods) == 0 {
 		return nil, err
 	}
 	s := &stats.Summary{Node: stats.NodeStats{NodeName: p.cfg.NodeName, StartTime: metav1.NewTime(since)}, Pods: []stats.PodStats{}}
-	if !node.at.IsZero() {
-		s.Node.CPU, s.Node.Memory = node.cpuStats(), node.memoryStats()
-		for _, u := range pods {
-			if u.cores != nil {
-				if node.cores == nil {
-					node.cores = new(float64)
-				}
-				*node.cores += *u.cores
-			}
-		}
-		s.Node.CPU.UsageNanoCores = nanoCores(node.cores)
+	if !at.IsZero() {
+		s.Node.CPU, s.Node.Memory = node.cpuStats(at), node.memoryStats(at)
 	}
-	for _, u := range pods {
+	for _, x := range pods {
+		sum := x.sum()
 		ps := stats.PodStats{
-			PodRef:     stats.PodReference{Name: u.pod.Name, Namespace: u.pod.Namespace, UID: string(u.pod.UID)},
-			CPU:        u.cpuStats(),
-			Memory:     u.memoryStats(),
+			PodRef:     stats.PodReference{Name: x.pod.Name, Namespace: x.pod.Namespace, UID: string(x.pod.UID)},
+			CPU:        sum.cpuStats(x.at),
+			Memory:     sum.memoryStats(x.at),
 			Containers: []stats.ContainerStats{},
 		}
-		if u.pod.Status.StartTime != nil {
-			ps.StartTime = *u.pod.Status.StartTime
+		if x.pod.Status.StartTime != nil {
+			ps.StartTime = *x.pod.Status.StartTime
 		}
-		if c := onlyContainer(u.pod); c != nil {
-			ps.Containers = append(ps.Containers, stats.ContainerStats{
-				Name: c.Name, StartTime: c.State.Running.StartedAt, CPU: u.cpuStats(), Memory: u.memoryStats(),
-			})
+		started := runningContainers(x.pod)
+		for _, name := range slices.Sorted(maps.Keys(x.containers)) {
+			if start, ok := started[name]; ok {
+				c := x.containers[name]
+				ps.Containers = append(ps.Containers, stats.ContainerStats{
+					Name: name, StartTime: start, CPU: c.cpuStats(x.at), Memory: c.memoryStats(x.at),
+				})
+			}
 		}
 		s.Pods = append(s.Pods, ps)
 	}
 	return s, nil
 }
 
-// onlyContainer is the pod's single container while it runs, else nil. A pod
-// whose init containers ran in the same job has their CPU time in it as well.
-func onlyContainer(pod *v1.Pod) *v1.ContainerStatus {
-	if len(pod.Spec.Containers) != 1 || len(pod.Spec.InitContainers)+len(pod.Spec.EphemeralContainers) != 0 {
-		return nil
-	}
-	for i := range pod.Status.ContainerStatuses {
-		if c := &pod.Status.ContainerStatuses[i]; c.State.Running != nil {
-			return c
-		}
-	}
-	return nil
+func (u used) cpuStats(at time.Time) *stats.CPUStats {
+	total := uint64(u.cpu.Nanoseconds())
+	return &stats.CPUStats{Time: metav1.NewTime(at), UsageCoreNanoSeconds: &total, UsageNanoCores: nanoCores(u.cores)}
 }
 
-func (s sample) cpuStats() *stats.CPUStats {
-	total := uint64(s.measured.CPU.Nanoseconds())
-	return &stats.CPUStats{Time: metav1.NewTime(s.at), UsageCoreNanoSeconds: &total, UsageNanoCores: nanoCores(s.cores)}
-}
-
-// memoryStats gives the resident memory as the working set too: that is what
-// the metrics server reads, and Slurm's sampling knows no other.
-func (s sample) memoryStats() *stats.MemoryStats {
-	rss, set := s.measured.Memory, s.measured.Memory
-	return &stats.MemoryStats{Time: metav1.NewTime(s.at), RSSBytes: &rss, WorkingSetBytes: &set}
+// memoryStats gives the memory as the working set, which is what the metrics
+// server reads.
+func (u used) memoryStats(at time.Time) *stats.MemoryStats {
+	rss, set := u.memory, u.memory
+	return &stats.MemoryStats{Time: metav1.NewTime(at), RSSBytes: &rss, WorkingSetBytes: &set}
 }
 
 func nanoCores(cores *float64) *uint64 {
@@ -328,7 +275,7 @@ func nanoCores(cores *float64) *uint64 {
 // GetMetricsResource gives the same numbers under the names of a kubelet's
 // /metrics/resource (pkg/kubelet/metrics/collectors/resource_metrics.go).
 func (p *KNOCProvider) GetMetricsResource(ctx context.Context) ([]*dto.MetricFamily, error) {
-	pods, node, _, err := p.measure(ctx)
+	pods, node, at, _, err := p.measure(ctx)
 	if errors.Is(err, context.Canceled) {
 		return nil, err
 	}
@@ -337,20 +284,26 @@ func (p *KNOCProvider) GetMetricsResource(ctx context.Context) ([]*dto.MetricFam
 		failed = 1
 	}
 	f := families{}
-	if !node.at.IsZero() {
-		f.counter("node_cpu_usage_seconds_total", "Cumulative cpu time consumed by the node in core-seconds", node.measured.CPU.Seconds(), node.at)
-		f.gauge("node_memory_working_set_bytes", "Current working set of the node in bytes", float64(node.measured.Memory), node.at)
+	if !at.IsZero() {
+		f.counter("node_cpu_usage_seconds_total", "Cumulative cpu time consumed by the node in core-seconds", node.cpu.Seconds(), at)
+		f.gauge("node_memory_working_set_bytes", "Current working set of the node in bytes", float64(node.memory), at)
 	}
-	for _, u := range pods {
-		labels := []string{"pod", u.pod.Name, "namespace", u.pod.Namespace}
-		if c := onlyContainer(u.pod); c != nil {
-			l := append([]string{"container", c.Name}, labels...)
-			f.counter("container_cpu_usage_seconds_total", "Cumulative cpu time consumed by the container in core-seconds", u.measured.CPU.Seconds(), u.at, l...)
-			f.gauge("container_memory_working_set_bytes", "Current working set of the container in bytes", float64(u.measured.Memory), u.at, l...)
-			f.gauge("container_start_time_seconds", "Start time of the container since unix epoch in seconds", float64(c.State.Running.StartedAt.Unix()), time.Time{}, l...)
+	for _, x := range pods {
+		labels := []string{"pod", x.pod.Name, "namespace", x.pod.Namespace}
+		started := runningContainers(x.pod)
+		for _, name := range slices.Sorted(maps.Keys(x.containers)) {
+			start, ok := started[name]
+			if !ok {
+				continue
+			}
+			l := append([]string{"container", name}, labels...)
+			f.counter("container_cpu_usage_seconds_total", "Cumulative cpu time consumed by the container in core-seconds", x.containers[name].cpu.Seconds(), x.at, l...)
+			f.gauge("container_memory_working_set_bytes", "Current working set of the container in bytes", float64(x.containers[name].memory), x.at, l...)
+			f.gauge("container_start_time_seconds", "Start time of the container since unix epoch in seconds", float64(start.Unix()), time.Time{}, l...)
 		}
-		f.counter("pod_cpu_usage_seconds_total", "Cumulative cpu time consumed by the pod in core-seconds", u.measured.CPU.Seconds(), u.at, labels...)
-		f.gauge("pod_memory_working_set_bytes", "Current working set of the pod in bytes", float64(u.measured.Memory), u.at, labels...)
+		sum := x.sum()
+		f.counter("pod_cpu_usage_seconds_total", "Cumulative cpu time consumed by the pod in core-seconds", sum.cpu.Seconds(), x.at, labels...)
+		f.gauge("pod_memory_working_set_bytes", "Current working set of the pod in bytes", float64(sum.memory), x.at, labels...)
 	}
 	for _, name := range []string{"scrape_error", "resource_scrape_error"} { // before and since 1.29
 		f.gauge(name, "1 if there was an error while getting container metrics, 0 otherwise", failed, time.Time{})

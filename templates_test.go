@@ -28,6 +28,7 @@ func TestScripts(t *testing.T) {
 		"pull":          pullScript{nasty, "APPTAINER_", 120},
 		"watch":         map[string]any{"Dir": dir, "Epoch": epoch},
 		"exec":          execData{JobID: "12", Step: "knoc-exec-1", Mark: "@MARK", Words: []string{dir + "/u-1/run/enter.sh", "main", "--", "sh", "-c", nasty}},
+		"usage":         map[string]any{"Dir": dir},
 		"relay":         struct{}{},
 		"execcancel":    execData{JobID: "12", Step: "knoc-exec-1"},
 		"logs":          logData{File: dir + "/u-1/log/main.0", Tail: "10", Ago: 60, Stamps: true, Index: 24},

@@ -230,7 +230,7 @@ func TestCopyPortForwardAttachAndStats(t *testing.T) {
 		t.Errorf("attach shows %d lines, the container has printed %d since", ticks.Load(), all-before)
 	}
 
-	until(t, "Slurm to have measured the pod", func() bool {
+	until(t, "the pod to be measured", func() bool {
 		var s stats.Summary
 		if err := json.Unmarshal([]byte(kubectl(t, "get", "--raw", "/api/v1/nodes/"+env("KNOC_NODE")+"/proxy/stats/summary")), &s); err != nil {
 			t.Fatal(err)

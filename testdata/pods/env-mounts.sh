@@ -386,12 +386,29 @@ below() {
 	done
 }
 
+# await NAME:PID: waits for a supervisor and sets rc to its result, 0 or 1. That
+# comes from a file, since what wait says of a child after a signal differs from
+# shell to shell. One that is gone without a result was killed.
+await() {
+	while :; do
+		attend
+		alive=''
+		kill -0 "${1#*:}" 2>/dev/null && alive=1
+		read -r rc <"run/${1%:*}.end" && return
+		rc=1
+		[ -n "$alive" ] || return
+		wait "${1#*:}"
+	done
+}
+
+# ---- Every second ----
+
 # A sleep is ended by KILL: other signals get lost in a process that was just
 # started and still has this shell's traps.
 ticker() {
 	trap '' TERM
 	trap 'quit=1 cut=1; kill -KILL "$nap"' ALRM # HUP may be ignored for good (nohup)
-	nap='' cut='' quit='' beat=0
+	nap='' cut='' quit='' beat=0 boot=''
 	while [ -z "$quit" ]; do
 		sleep 1 &
 		nap=$!
@@ -400,8 +417,8 @@ ticker() {
 		wait "$nap"
 		grown
 		beat=$((beat + 1))
-		[ "$beat" -ge 5 ] || continue
-		beat=0
+		if [ $((beat % 15)) -eq 3 ]; then weigh; fi
+		[ $((beat % 5)) -eq 0 ] || continue
 		kill -USR1 $$ || break # $$ is the main shell here too
 	done
 }
@@ -425,20 +442,40 @@ grown() {
 	done
 } 2>/dev/null
 
-# await NAME:PID: waits for a supervisor and sets rc to its result, 0 or 1. That
-# comes from a file, since what wait says of a child after a signal differs from
-# shell to shell. One that is gone without a result was killed.
-await() {
-	while :; do
-		attend
-		alive=''
-		kill -0 "${1#*:}" 2>/dev/null && alive=1
-		read -r rc <"run/${1%:*}.end" && return
-		rc=1
-		[ -n "$alive" ] || return
-		wait "${1#*:}"
+# weigh writes down what containers use, one line, which is overwritten: the time
+# in hundredths of a second, then for each container its name, the attempt,
+# hundredths of a second of CPU time and KiB of memory of its own. It reads what
+# the kernel says of a container's processes, by builtins alone.
+weigh() {
+	while [ -z "$boot" ] && read -r key number rest; do
+		case $key in btime) boot=$number ;; esac
+	done </proc/stat
+	clock
+	line=$((boot * 100 + clock))
+	for file in run/*; do
+		name=${file#run/}
+		case $name in *.*) continue ;; esac
+		look "$name"
+		case $pid,$attempt in ,* | *, | *[!0-9,]*) continue ;; esac
+		below "$pid"
+		ticks=0 kib=0
+		for one in $pid $kin; do
+			{ read -r rest <"/proc/$one/stat"; } || continue
+			# shellcheck disable=SC2086 # fields, after the program's name
+			set -- ${rest##*) }
+			case ${12}${13}${14}${15} in '' | *[!0-9]*) continue ;; esac
+			ticks=$((ticks + ${12} + ${13} + ${14} + ${15})) # its own, and that of children that have ended
+			while read -r key number rest; do
+				case $key in
+				RssAnon: | RssShmem:) kib=$((kib + number)) ;;
+				VmData:) break ;;
+				esac
+			done <"/proc/$one/status"
+		done
+		line="$line $name $attempt $ticks $kib"
 	done
-}
+	echo "$line" >run/pod.usage
+} 2>/dev/null
 
 # ---- Containers ----
 
