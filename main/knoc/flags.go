@@ -8,7 +8,6 @@ import (
 	"net"
 	"slices"
 	"strings"
-	"time"
 
 	"github.com/CARV-ICS-FORTH/knoc"
 )
@@ -69,7 +68,7 @@ func flagSet(o *options) *flag.FlagSet {
 	f.Var(&list{to: &c.InsecureRegistries}, "insecure-registry", "`host:port` of an image registry that speaks plain HTTP (list)")
 	f.Var(&choice{&c.WritableRoot, []string{"scratch", "memory", "none"}}, "writable-root", "`where` what a container writes outside of its volumes goes: scratch (on the compute node), memory (of 64 MB) or none; default scratch")
 	f.Var(&choice{&c.WithoutSubIDs, []string{"refuse", "ignore"}}, "without-subids", "`what` to do with runAsUser, fsGroup, … where the user has no subordinate ids: refuse the pod or ignore them; default refuse")
-	f.DurationVar(&c.UsageInterval, "usage-interval", 15*time.Second, "how often a job writes down what its containers use, for kubectl top; a negative one is never")
+	f.DurationVar(&c.UsageInterval, "usage-interval", 0, "`interval` at which a job writes down what its containers use, for kubectl top; negative: never; default 15s")
 	f.StringVar(&c.ClusterDomain, "cluster-domain", "", "`domain` in the host name of pods with a subdomain; default cluster.local")
 	f.DurationVar(&c.Poll, "poll", 0, "`interval` to ask the cluster at, for sites that dislike a held SSH session; default 0, watch it")
 
