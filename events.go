@@ -105,6 +105,8 @@ func eventsOf(pod *v1.Pod, o *observed, journal []event, from int) [][]podEvent 
 			list = append(list, podEvent{"", v1.EventTypeWarning, noSubIDs, withoutIDs(name)})
 		case e.Word == "nodev":
 			list = append(list, podEvent{"", v1.EventTypeWarning, "NoTerminationMessage", noDev})
+		case e.Word == "nomount":
+			list = append(list, podEvent{"", v1.EventTypeWarning, "FailedMount", o.mountError(name)})
 		case c == nil:
 			// a word about the whole pod, or about none of its containers
 		case e.Word == "pull":
@@ -133,6 +135,8 @@ func eventsOf(pod *v1.Pod, o *observed, journal []event, from int) [][]podEvent 
 			pulled[name], ran[name] = false, e.num(1)
 			say(v1.EventTypeNormal, "Created", "Container created")
 			say(v1.EventTypeNormal, "Started", "Container started")
+		case e.Word == "unmounted":
+			say(v1.EventTypeWarning, "Failed", "Error: %s", o.text(e.text(), "CreateContainerConfigError"))
 		case e.Word == "backoff":
 			if n, ok := ran[name]; !ok || n != e.num(1) {
 				say(v1.EventTypeNormal, "BackOff", "Back-off pulling image %q", c.Image)
@@ -255,7 +259,7 @@ func (n *shown) has(e event) bool {
 		return true
 	}
 	switch e.Word {
-	case "start", "backoff", "unhealthy", "hook", "kill":
+	case "start", "backoff", "unhealthy", "hook", "kill", "unmounted":
 		attempt, ok := n.attempts[e.Args[0]]
 		switch {
 		case !ok || e.num(1) > attempt:

@@ -24,6 +24,7 @@ type facts struct {
 	digests             map[string]event // by container: of its newest run's image
 	ended               bool             // the journal has its end
 	code                int32            // of done
+	unmounted           string           // a volume that the node lacks
 	noids               string           // what the node lacks for user ids of the pod's own
 }
 
@@ -47,6 +48,7 @@ type run struct {
 	oom        bool          // the kernel killed a process of it for memory
 	message    bool          // it left a termination message
 	killed     string        // why its supervisor ended it, "" for not at all
+	unmounted  bool          // it never ran, for want of a mount; the message says more
 	unpulled   bool          // it never ran, for its image could not be pulled
 }
 
@@ -110,10 +112,12 @@ func newFacts(journal []event) *facts {
 			if r := f.of(e); r != nil && !r.end.IsZero() {
 				r.backoff = time.Duration(e.num(2)) * time.Second
 			}
-		case "hook", "started", "ready", "kill", "oom", "message":
+		case "hook", "started", "ready", "kill", "oom", "message", "unmounted":
 			if r := f.of(e); r != nil {
 				r.note(e)
 			}
+		case "nomount":
+			f.unmounted = e.Args[0]
 		case "noids":
 			f.noids = e.Args[0]
 		case "stopping":
@@ -156,6 +160,8 @@ func (r *run) note(e event) {
 		r.oom = true
 	case "message":
 		r.message = true
+	case "unmounted":
+		r.unmounted = true
 	}
 }
 

@@ -37,6 +37,7 @@ var journalArgs = map[string]string{
 	"kill":       "cncn", // container, attempt, why it is being ended, grace seconds
 	"oom":        "cn",   // container, attempt of which the kernel killed a process for memory
 	"message":    "cn",   // container, attempt that left a termination message in msg/<container>.<attempt>
+	"unmounted":  "cn",   // container, attempt that was not made, for want of a mount; the text is in msg/<container>.<attempt>
 	"exit":       "cnx",  // container, attempt, exit code
 	"backoff":    "cnn",  // container, attempt that ended, seconds
 	"deadline":   "",     // activeDeadlineSeconds ran out
@@ -45,6 +46,7 @@ var journalArgs = map[string]string{
 	"ack":        "n",    // sequence number of a command
 	"noids":      "w",    // what the node lacks for user ids of the pod's own
 	"nodev":      "",     // nothing can be mounted below /dev
+	"nomount":    "c",    // volume that the node lacks; the text is in msg/<volume>.mount
 	"done":       "b",    // 0: every app container's last run ended 0
 }
 
@@ -133,10 +135,12 @@ func (e event) num(i int) int32 {
 // does not show it either, since events are read by more people than logs.
 func (e event) text() string {
 	switch e.Word {
-	case "message":
+	case "message", "unmounted":
 		return e.Args[0] + "." + strconv.Itoa(int(e.num(1)))
 	case "unhealthy":
 		return e.Args[0] + "." + strconv.Itoa(int(e.num(1))) + "." + e.Args[2]
+	case "nomount":
+		return e.Args[0] + ".mount"
 	case "pullfailed":
 		return e.Args[0] + ".pull"
 	}

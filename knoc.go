@@ -90,6 +90,12 @@ type Config struct {
 	// ClusterDomain is the domain of the cluster's services, part of the host name
 	// of pods with a subdomain; "" is cluster.local.
 	ClusterDomain string
+	// HostPaths are directories of the compute nodes that pods may mount by
+	// hostPath, with all below them; none: no pod may.
+	HostPaths []string
+	// VolumePaths are PATH=DIRECTORY: what a persistentVolume (hostPath, local) has
+	// at PATH, or an NFS server at SERVER:/EXPORT, the compute nodes have at DIRECTORY.
+	VolumePaths []string
 	// Poll asks the cluster this often instead of holding a session that watches
 	// it; 0 holds the session.
 	Poll time.Duration
@@ -162,6 +168,9 @@ func Run(ctx context.Context, cfg Config) error {
 	}
 	n, err := newVirtualNode(cfg, nodeConfig)
 	if err != nil {
+		return err
+	}
+	if err := cfg.checkHostPaths(); err != nil {
 		return err
 	}
 	files, err := newKubeletFiles(cfg)

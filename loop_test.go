@@ -414,10 +414,10 @@ func TestRefusedPodFails(t *testing.T) {
 	k := newKnocTest(t)
 	k.start()
 	pod := k.pod("never", "true")
-	pod.Spec.Volumes = []v1.Volume{{Name: "v", VolumeSource: v1.VolumeSource{NFS: &v1.NFSVolumeSource{Server: "s", Path: "/"}}}}
+	pod.Spec.Volumes = []v1.Volume{{Name: "v", VolumeSource: v1.VolumeSource{ISCSI: &v1.ISCSIVolumeSource{}}}}
 	k.api.create(pod)
 	got := k.wait(pod.UID, "Failed", inPhase(v1.PodFailed))
-	if got.Status.Reason == "" || !strings.Contains(got.Status.Message, "nfs") {
+	if got.Status.Reason == "" || !strings.Contains(got.Status.Message, "iscsi") {
 		t.Errorf("reason %q, message %q; want both, naming nfs", got.Status.Reason, got.Status.Message)
 	}
 	k.api.remove(pod.UID, 0)

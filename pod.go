@@ -24,6 +24,8 @@ type mount struct {
 	// Target is the mount path in the container.
 	Target   string
 	ReadOnly bool
+	// Mount is the volume's mount that this is, nil for knoc's own.
+	Mount *v1.VolumeMount
 }
 
 // objects is where the things a pod names come from: the API server (kube.go),

@@ -33,6 +33,10 @@ type scriptConfig struct {
 	ClusterDomain string
 	// UsageSeconds is how often a job writes down what its containers use; 0 is never.
 	UsageSeconds int
+	// Hosted are the pod's volumes that are on the compute nodes already, and
+	// HostPaths the directories that these may be in.
+	Hosted    []hostVolume
+	HostPaths []string
 	// BackoffSeconds is the wait before a container's first restart; 0 is the
 	// kubelet's 10.
 	BackoffSeconds int
@@ -51,6 +55,8 @@ type podScript struct {
 	Backoff              int
 	Usage                int // seconds between looks at what is used; 0: none
 	Init, Containers     []scriptContainer
+	Hosted               []hostVolume
+	HostPaths            []string
 	scratchData
 }
 
@@ -68,6 +74,8 @@ type scriptContainer struct {
 	Eval   word   // and the image's, around them; "" for none
 	Pull   []word // fetch's arguments; nil for an image file, which is SIF
 	SIF    word
+	Places []place
+	Room   bool // it finds them in namespaces of its own
 	// Policy says whether the container runs again: the container's own, or what
 	// the pod's means for it.
 	Policy  string
@@ -117,6 +125,8 @@ func newPodScript(pod *v1.Pod, cfg scriptConfig) (*podScript, error) {
 		Grace:       max(0, gracePeriod(pod)),
 		Backoff:     cfg.BackoffSeconds,
 		Usage:       cfg.UsageSeconds,
+		Hosted:      cfg.Hosted,
+		HostPaths:   cfg.HostPaths,
 	}
 	if d := pod.Spec.ActiveDeadlineSeconds; d != nil {
 		s.Deadline = *d
@@ -168,6 +178,10 @@ func newPodScript(pod *v1.Pod, cfg scriptConfig) (*podScript, error) {
 		sc.Fresh = s.Mapped || s.has(c.Name) || sc.Dev != nil
 		sc.Set, sc.Eval = program(c, cfg)
 		sc.Enter, sc.User = enterAs(pod, c)
+		if sc.Places, err = placesOf(pod, c, envPrefix(cfg.Runtime)); err != nil {
+			return nil, err
+		}
+		sc.Room = needsRoom(pod, c)
 		if l := c.Lifecycle; l != nil {
 			sc.Post, sc.Pre = hookArgv(c, "post", l.PostStart), hookArgv(c, "pre", l.PreStop)
 		}
@@ -249,6 +263,16 @@ func (s *podScript) Rules() bool {
 
 // FirstUsage is the second of the first look.
 func (s *podScript) FirstUsage() int { return min(3, s.Usage-1) }
+
+// Places says whether any container has places.
+func (s *podScript) Places() bool {
+	return slices.ContainsFunc(s.All(), func(c scriptContainer) bool { return c.Places != nil })
+}
+
+// Rooms says whether any container finds them in namespaces of its own.
+func (s *podScript) Rooms() bool {
+	return slices.ContainsFunc(s.All(), func(c scriptContainer) bool { return c.Room })
+}
 
 // Followed says whether any container has a postStart hook or probes.
 func (s *podScript) Followed() bool { return slices.ContainsFunc(s.All(), scriptContainer.Follow) }

@@ -214,13 +214,19 @@ type scriptRun struct {
 // stageScript writes the directory of a pod.
 func stageScript(t *testing.T, b base, pod *v1.Pod, env map[string][]envVar) *scriptRun {
 	t.Helper()
+	return stageScriptWith(t, b, pod, env, scriptConfig{})
+}
+
+func stageScriptWith(t *testing.T, b base, pod *v1.Pod, env map[string][]envVar, cfg scriptConfig) *scriptRun {
+	t.Helper()
 	w := &scriptRun{t: t, base: b, dir: filepath.Join(b.dir, string(pod.UID))}
 	for _, d := range []string{"env", "cmd", "run", "msg", "vol"} {
 		if err := os.MkdirAll(filepath.Join(w.dir, d), 0o700); err != nil {
 			t.Fatal(err)
 		}
 	}
-	s, err := newPodScript(pod, scriptConfig{Dir: w.dir, BackoffSeconds: 1})
+	cfg.Dir, cfg.BackoffSeconds = w.dir, 1
+	s, err := newPodScript(pod, cfg)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -235,6 +241,17 @@ func stageScript(t *testing.T, b base, pod *v1.Pod, env map[string][]envVar) *sc
 		t.Fatal(err)
 	}
 	w.write("run/pull.sh", pull)
+	if s.Places() {
+		if text, err = render("places.sh.tmpl", s); err != nil {
+			t.Fatal(err)
+		}
+		w.write("run/places.sh", text)
+		for _, v := range pod.Spec.Volumes {
+			if err := os.MkdirAll(filepath.Join(w.dir, "vol", v.Name), 0o700); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
 	for _, c := range allContainers(pod) {
 		data, err := envFile(env[c.Name], "")
 		if err != nil {

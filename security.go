@@ -214,14 +214,15 @@ func dropped(c *v1.Container) []string {
 	return []string{strings.Join(names, ",")}
 }
 
-// launcher are the words before the runtime: into the pod's user namespace.
-func launcher(c *v1.Container) []word {
-	enter := word(`${holder:+nsenter -U -t "$holder" --}`)
+// launcher are the words before the runtime: into the pod's user namespace, then
+// those in between.
+func launcher(c *v1.Container, between []word) []word {
+	words := append([]word{`${holder:+nsenter -U -t "$holder" --}`}, between...)
 	if s := c.SecurityContext; s != nil && s.AllowPrivilegeEscalation != nil && !*s.AllowPrivilegeEscalation {
 		// The runtime does so itself for all but root.
-		return []word{enter, "${holder:+setpriv --no-new-privs}"}
+		words = append(words, "${holder:+setpriv --no-new-privs}")
 	}
-	return []word{enter}
+	return words
 }
 
 // hostName is the pod's host name as the kubelet makes it

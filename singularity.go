@@ -55,11 +55,17 @@ func runtimeArgv(pod *v1.Pod, c *v1.Container, cfg scriptConfig) ([][]word, erro
 		options = append(options, "--hostname", quote(name))
 	}
 	argv := [][]word{{quote(cfg.Runtime), "--silent", action}, options, append(rootOptions(c, cfg, mapped), "--pwd", dir)}
+	var finder []word
+	if slices.ContainsFunc(c.VolumeMounts, func(m v1.VolumeMount) bool { return isPlace(pod, &m) }) {
+		finder = placeWords(pod, c)
+	}
 	if mapped {
-		argv[0] = append(launcher(c), quote(cfg.Runtime), "--silent", action)
+		argv[0] = append(launcher(c, finder), quote(cfg.Runtime), "--silent", action)
 		if users := userOptions(pod, c); users != nil {
 			argv = append(argv, users)
 		}
+	} else {
+		argv[0] = append(finder, argv[0]...)
 	}
 	if ownHosts(pod) && !slices.ContainsFunc(mounts, func(m mount) bool { return m.Target == "/etc/hosts" }) {
 		mounts = append(mounts, mount{Source: "run/pod.hosts", Target: "/etc/hosts"})
@@ -69,7 +75,11 @@ func runtimeArgv(pod *v1.Pod, c *v1.Container, cfg scriptConfig) ([][]word, erro
 	if ownDev {
 		argv = append(argv, []word{devMounts(c)})
 	}
-	for _, m := range mounts {
+	for i, m := range mounts {
+		if m.Mount != nil && isPlace(pod, m.Mount) {
+			m.Source = fmt.Sprintf("%s/%d.%d", placeDir, numberOf(pod, c), i)
+			m.ReadOnly = m.ReadOnly || slices.ContainsFunc(cfg.Hosted, func(h hostVolume) bool { return h.Volume == m.Mount.Name && h.ReadOnly })
+		}
 		source := path.Join(cfg.Dir, m.Source)
 		volume, isVolume := strings.CutPrefix(m.Source, "vol/")
 		if mapped && isVolume {
@@ -83,7 +93,7 @@ func runtimeArgv(pod *v1.Pod, c *v1.Container, cfg scriptConfig) ([][]word, erro
 		if mapped && isVolume {
 			w = word(strings.Replace(string(w), onScratch, `'"$scratch/.vol/"'`, 1))
 		}
-		if _, ok := belowDev(m.Target); ok && ownDev && !isVolume && !inside(m.Target, mounts) {
+		if _, ok := belowDev(m.Target); ok && ownDev && m.Mount == nil && !inside(m.Target, mounts) {
 			argv = append(argv, []word{ifDev("--mount " + string(w))})
 			continue
 		}

@@ -73,7 +73,11 @@ func (p *KNOCProvider) stageIn(ctx context.Context, pod *v1.Pod, dir string) (fi
 		}
 		files = append(files, file{Name: "env/" + c.Name, Mode: 0o600, Body: body})
 	}
-	script, err := newPodScript(pod, p.scriptConfig(dir, options))
+	cfg := p.scriptConfig(dir, options)
+	if cfg.Hosted, err = hostVolumes(ctx, pod, p.objs, p.cfg); err != nil {
+		return nil, ignored, err
+	}
+	script, err := newPodScript(pod, cfg)
 	if err != nil {
 		return nil, ignored, err
 	}
@@ -95,6 +99,16 @@ func (p *KNOCProvider) stageIn(ctx context.Context, pod *v1.Pod, dir string) (fi
 			return nil, ignored, err
 		}
 		files = append(files, file{Name: "run/probe.sh", Mode: 0o700, Body: []byte(text)})
+	}
+	if script.Places() {
+		text, err := render("places.sh.tmpl", script)
+		if err != nil {
+			return nil, ignored, err
+		}
+		if err := checkText("run/places.sh", text); err != nil {
+			return nil, ignored, err
+		}
+		files = append(files, file{Name: "run/places.sh", Mode: 0o700, Body: []byte(text)})
 	}
 	pull, err := render("pull.sh.tmpl", newPullScript(script.Runtime))
 	if err != nil {
@@ -129,6 +143,7 @@ func (p *KNOCProvider) scriptConfig(dir string, options []string) scriptConfig {
 		WithoutSubIDs:      p.cfg.WithoutSubIDs,
 		ClusterDomain:      p.cfg.ClusterDomain,
 		UsageSeconds:       int(max(0, p.cfg.UsageInterval/time.Second)),
+		HostPaths:          allowedPaths(p.cfg),
 		Options:            options,
 	}
 }

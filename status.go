@@ -166,6 +166,8 @@ func ending(pod *v1.Pod, o *observed, f *facts) *podEnd {
 		return failed(o.Refused.Reason, o.Refused.Message, false)
 	case f.noids != "" && f.ended && len(f.runs) == 0 && !interrupted:
 		return failed(noSubIDs, withoutIDs(f.noids)+"; add the user to /etc/subuid and /etc/subgid there, or run knoc with --without-subids=ignore", false)
+	case f.unmounted != "" && f.ended && len(f.runs) == 0 && !interrupted:
+		return failed("FailedMount", o.mountError(f.unmounted), false)
 	case deadline && (f.ended || gone),
 		f.ended && interrupted && pastDeadline(pod, o, f, f.stopping),
 		over && !f.ended && (o.Job.State == "TIMEOUT" || o.Job.State == "DEADLINE") && pastDeadline(pod, o, f, o.Job.End):
@@ -329,6 +331,10 @@ func (c *containers) status(spec *v1.Container, old v1.ContainerStatus, init boo
 		// It starts again at once, whatever its policy.
 		s.State.Waiting = c.waiting(spec)
 		s.LastTerminationState.Terminated = c.terminated(spec.Name, &r.run)
+	case r.unmounted && r.backoff > 0 && c.end == nil:
+		t := c.terminated(spec.Name, &r.run)
+		s.State.Waiting = &v1.ContainerStateWaiting{Reason: t.Reason, Message: t.Message}
+		s.LastTerminationState.Terminated = t
 	case r.backoff > 0 && c.end == nil:
 		s.State.Waiting = &v1.ContainerStateWaiting{
 			Reason: "CrashLoopBackOff",
@@ -405,6 +411,11 @@ func neverPull(image string) string {
 	return fmt.Sprintf("Container image %q is not present with pull policy of Never", image)
 }
 
+// mountError is what is wrong with a volume that should be on the compute node.
+func (o *observed) mountError(volume string) string {
+	return o.text(volume+".mount", fmt.Sprintf("MountVolume.SetUp failed for volume %q", volume))
+}
+
 // creating is the waiting reason of containers that the job has not come to.
 func creating(pod *v1.Pod) string {
 	if len(pod.Spec.InitContainers) > 0 {
@@ -441,6 +452,8 @@ func (c *containers) terminated(name string, r *run) *v1.ContainerStateTerminate
 		t.Reason, t.ExitCode = "OOMKilled", oomCode
 	case t.ExitCode == 0:
 		t.Reason = "Completed"
+	case r.unmounted:
+		t.Reason = "CreateContainerConfigError"
 	}
 	return t
 }

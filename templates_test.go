@@ -40,6 +40,10 @@ func TestScripts(t *testing.T) {
 		t.Fatal(err)
 	}
 	data["probe"] = probes
+	hosted := []hostVolume{{Volume: "data", Base: "/data", Path: nasty, Shown: "/data/" + nasty, Type: "any"}}
+	if data["places"], err = newPodScript(placesPod(t), scriptConfig{Dir: dir + "/u-1", Hosted: hosted, HostPaths: []string{"/data"}}); err != nil {
+		t.Fatal(err)
+	}
 	names, err := fs.Glob(templateFS, "templates/*.sh.tmpl")
 	if err != nil {
 		t.Fatal(err)

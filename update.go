@@ -296,6 +296,9 @@ func (p *KNOCProvider) stagePart(ctx context.Context, pod *v1.Pod, part part, me
 		return nil, command{}, nil, err
 	}
 	cfg := p.scriptConfig(path.Join(p.remote.dir, string(pod.UID)), nil)
+	if cfg.Hosted, err = hostVolumes(ctx, pod, p.objs, p.cfg); err != nil {
+		return nil, command{}, nil, err
+	}
 	script, err := newPodScript(withEphemeral(pod, meta.Ephemeral), cfg)
 	if err != nil {
 		return nil, command{}, nil, err

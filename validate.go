@@ -47,8 +47,9 @@ func (r rule) quiet(value reflect.Value) bool {
 const (
 	byScheduler = "what the scheduler and the API server use; nothing is left to do on the node"
 	oneUser     = "everything on the cluster runs as and belongs to the one HPC user"
-	noVolume    = "knoc cannot reach this kind of storage from the cluster; use emptyDir, configMap, secret, downwardAPI or projected"
+	noVolume    = "knoc cannot reach this kind of storage from the cluster; use emptyDir, configMap, secret, downwardAPI, projected, hostPath, nfs or a claim of these"
 	noPrivilege = "a job on the cluster has no privileges to give"
+	inVolume    = "found on the compute node right before the container starts; a path that leads out of its volume fails the container"
 	ownHostName = "containers have a host name and a hosts file of their own"
 	subIDs      = "by the HPC user's subordinate ids, as apptainer --fakeroot; the volumes are on the compute node then. Where there are none, as `--without-subids` says"
 	notRoot     = "containers run as the HPC user unless an id says otherwise; root is refused. The image's user is not read"
@@ -225,9 +226,9 @@ var fieldRules = map[reflect.Type]map[string]rule{
 		"readOnly":          honour(""),
 		"recursiveReadOnly": reject("the runtime cannot make mounts below a mount read-only", "Disabled", "IfPossible"),
 		"mountPath":         honour(""),
-		"subPath":           reject("mount the whole volume, and use items for the paths in it"),
+		"subPath":           honour(inVolume),
 		"mountPropagation":  reject("mounts made later do not reach a container", "None"),
-		"subPathExpr":       reject("mount the whole volume"),
+		"subPathExpr":       honour(inVolume),
 		"bindMountOptions":  reject("the runtime has no such options"),
 	},
 	typeOf[v1.Volume](): {"name": honour(""), "": honour("the kinds below")},
@@ -237,14 +238,14 @@ var fieldRules = map[reflect.Type]map[string]rule{
 		"secret":                honour(""),
 		"downwardAPI":           honour(""),
 		"projected":             honour(""),
-		"hostPath":              reject(noVolume),
+		"hostPath":              honour("a path of the compute node, where `--host-path` allows it"),
 		"gcePersistentDisk":     reject(noVolume),
 		"awsElasticBlockStore":  reject(noVolume),
 		"gitRepo":               reject(noVolume),
-		"nfs":                   reject(noVolume),
+		"nfs":                   honour("where `--volume-path` says where the compute nodes have it"),
 		"iscsi":                 reject(noVolume),
 		"glusterfs":             reject(noVolume),
-		"persistentVolumeClaim": reject(noVolume),
+		"persistentVolumeClaim": honour("bound to a hostPath, local or nfs volume, where `--volume-path` says where the compute nodes have it"),
 		"rbd":                   reject(noVolume),
 		"flexVolume":            reject(noVolume),
 		"cinder":                reject(noVolume),
@@ -263,6 +264,9 @@ var fieldRules = map[reflect.Type]map[string]rule{
 		"ephemeral":             reject(noVolume),
 		"image":                 reject(noVolume),
 	},
+	typeOf[v1.HostPathVolumeSource]():              {"path": honour(""), "type": honour("")},
+	typeOf[v1.NFSVolumeSource]():                   {"server": honour(""), "path": honour(""), "readOnly": honour("")},
+	typeOf[v1.PersistentVolumeClaimVolumeSource](): {"claimName": honour(""), "readOnly": honour("")},
 	typeOf[v1.EmptyDirVolumeSource](): {
 		"medium":    ignore("the directory is on the cluster's file system, not in memory"),
 		"sizeLimit": ignore("only the cluster's own quota limits it"),
@@ -586,6 +590,7 @@ func (k *checker) volumes(pod *v1.Pod) {
 		if kinds := countSet(reflect.ValueOf(v.VolumeSource)); kinds > 1 {
 			k.refuse("InvalidPod", "%sit has %d kinds; a volume has one", at, kinds)
 		}
+		k.err(at, checkHostVolume(v))
 		switch {
 		case v.EmptyDir != nil && v.EmptyDir.Medium != v1.StorageMediumDefault && v.EmptyDir.Medium != v1.StorageMediumMemory:
 			k.refuse("UnsupportedVolume", "%semptyDir.medium: %q is not supported; use the default", at, v.EmptyDir.Medium)

@@ -303,8 +303,8 @@ func TestCheckPodRefused(t *testing.T) {
 		{container(`securityContext: {capabilities: {drop: ["A;id"]}}`), `the capability "A;id" is none`},
 		{container(`securityContext: {capabilities: {add: [NET_ADMIN]}}`), "spec.containers[c].securityContext.capabilities.add is not supported"},
 		{container(`securityContext: {procMount: Unmasked}`), "procMount: Unmasked is not supported"},
-		{container(`volumeMounts: [{name: v, mountPath: /v, subPath: "a b"}]`), `UnsupportedVolume: spec.containers[c].volumeMounts[v].subPath: "a b" is not supported`},
-		{container(`volumeMounts: [{name: v, mountPath: /v, subPathExpr: $(A)}]`), "subPathExpr"},
+		{container(`volumeMounts: [{name: v, mountPath: /v, subPath: "../a b"}]`), `UnsupportedVolume: container c: the mount of volume "v" at "/v" has the path "../a b" in its volume, which must not contain ".."`},
+		{container(`volumeMounts: [{name: v, mountPath: /v, subPathExpr: $(A), subPath: a}]`), "both a subPath and a subPathExpr"},
 		{container(`volumeMounts: [{name: v, mountPath: /v, mountPropagation: Bidirectional}]`), "mountPropagation: Bidirectional is not supported"},
 		{container(`volumeMounts: [{name: v, mountPath: /v, recursiveReadOnly: Enabled}]`), "recursiveReadOnly: Enabled is not supported"},
 		{container(`volumeMounts: [{name: v, mountPath: /v, bindMountOptions: [noexec]}]`), "bindMountOptions is not supported"},
@@ -313,8 +313,11 @@ func TestCheckPodRefused(t *testing.T) {
 		{container(`env: [{name: a.b, value: x}]`), `the variable name "a.b"`},
 		{container(`env: [{name: A, valueFrom: {fieldRef: {fieldPath: spec.x}}}]`), `container c: env A: fieldRef: fieldPath "spec.x"`},
 		{container(`env: [{name: A, valueFrom: {resourceFieldRef: {resource: limits.x}}}]`), `resource "limits.x"`},
-		{volume(`hostPath: {path: /etc}`), "UnsupportedVolume: spec.volumes[v].hostPath is not supported: "},
-		{volume(`persistentVolumeClaim: {claimName: a}`), "spec.volumes[v].persistentVolumeClaim is not supported"},
+		{volume(`iscsi: {lun: 1, iqn: a, targetPortal: b}`), "UnsupportedVolume: spec.volumes[v].iscsi is not supported: "},
+		{volume(`hostPath: {path: ../etc}`), `InvalidPod: spec.volumes[v]: hostPath.path: "../etc": must be absolute, without ".."`},
+		{volume(`hostPath: {path: /etc, type: Fifo}`), `hostPath.type: "Fifo" is an invalid volume type`},
+		{volume(`nfs: {server: a, path: /b/../c}`), `nfs: "a:/b/../c": needs a server`},
+		{volume(`csi: {driver: a}`), "spec.volumes[v].csi is not supported"},
 		{volume(`csi: {}`), "spec.volumes[v].csi is not supported"},
 		{volume(`image: {reference: i}`), "spec.volumes[v].image is not supported"},
 		{volume(`ephemeral: {}`), "spec.volumes[v].ephemeral is not supported"},
@@ -356,8 +359,8 @@ func TestCheckPodRefused(t *testing.T) {
 	}
 
 	// All of what is wrong is said at once, each thing once.
-	_, err := checkPod(podFrom(t, `spec: {hostPID: true, volumes: [{name: v, hostPath: {path: /}}], containers: [{name: c, image: i, lifecycle: {stopSignal: SIGINT}}]}`))
-	if err == nil || strings.Count(err.Error(), "is not supported") != 3 || !strings.HasPrefix(err.Error(), "UnsupportedVolume: spec.volumes[v].hostPath") {
+	_, err := checkPod(podFrom(t, `spec: {hostPID: true, volumes: [{name: v, iscsi: {lun: 1, iqn: a, targetPortal: b}}], containers: [{name: c, image: i, lifecycle: {stopSignal: SIGINT}}]}`))
+	if err == nil || strings.Count(err.Error(), "is not supported") != 3 || !strings.HasPrefix(err.Error(), "UnsupportedVolume: spec.volumes[v].iscsi") {
 		t.Fatal(err)
 	}
 }

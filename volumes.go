@@ -50,6 +50,9 @@ func stageVolumes(ctx context.Context, pod *v1.Pod, objs objects, node nodeFacts
 	var files []file
 	for i := range pod.Spec.Volumes {
 		v := &pod.Spec.Volumes[i]
+		if isHost(v) {
+			continue // it is there
+		}
 		dir := "vol/" + v.Name
 		files = append(files, file{Name: dir, Mode: fs.ModeDir | 0o700})
 		var p payload
@@ -344,8 +347,8 @@ func nestedMountpoints(pod *v1.Pod, v *v1.Volume, p payload) []file {
 					holder = m
 				}
 			}
-			if holder == nil || holder.Name != v.Name {
-				continue
+			if holder == nil || holder.Name != v.Name || isPlace(pod, holder) || isPlace(pod, &inner) {
+				continue // run/places.sh makes those
 			}
 			rel := strings.TrimPrefix(target, mountTarget(holder.MountPath)+"/")
 			if top, _, _ := strings.Cut(rel, "/"); taken[top] {
@@ -389,12 +392,10 @@ func mountsOf(pod *v1.Pod, c *v1.Container) ([]mount, error) {
 		bad := func(format string, args ...any) error {
 			return refuse("UnsupportedVolume", "container %s: the mount of volume %q at %q %s", c.Name, m.Name, m.MountPath, fmt.Sprintf(format, args...))
 		}
-		at := slices.IndexFunc(pod.Spec.Volumes, func(v v1.Volume) bool { return v.Name == m.Name })
-		if at < 0 {
-			return nil, bad("names no volume of the pod")
-		}
-		v, target := &pod.Spec.Volumes[at], mountTarget(m.MountPath)
+		v, target := volumeOf(pod, m.Name), mountTarget(m.MountPath)
 		switch {
+		case v == nil:
+			return nil, bad("names no volume of the pod")
 		case m.MountPath == "" || target == "/":
 			return nil, bad("would hide the image; mount it at a directory")
 		case strings.ContainsFunc(target, func(r rune) bool { return r < ' ' || r == 0x7f || strings.ContainsRune(`:,"\`, r) }):
@@ -404,8 +405,11 @@ func mountsOf(pod *v1.Pod, c *v1.Container) ([]mount, error) {
 		case targets[target]:
 			return nil, bad("is the second one at that path")
 		}
+		if err := checkSubPath(m); err != nil {
+			return nil, bad("%v", err)
+		}
 		targets[target] = true
-		mounts = append(mounts, mount{Source: "vol/" + v.Name, Target: target, ReadOnly: m.ReadOnly || isProjection(v)})
+		mounts = append(mounts, mount{Source: "vol/" + v.Name, Target: target, ReadOnly: m.ReadOnly || isProjection(v), Mount: m})
 	}
 	slices.SortStableFunc(mounts, func(a, b mount) int {
 		return strings.Count(a.Target, "/") - strings.Count(b.Target, "/")

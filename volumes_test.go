@@ -205,7 +205,7 @@ func TestStageVolumesErrors(t *testing.T) {
 		{"secret key", `volumes: [{name: v, secret: {secretName: s, items: [{key: k, path: p}]}}]`, setUp + `references non-existent secret key: k`, true},
 		{"projected secret", `volumes: [{name: v, projected: {sources: [{secret: {name: gone}}]}}]`, setUp + `secret "gone" not found`, true},
 		{"service account", `{serviceAccountName: gone, volumes: [{name: v, projected: {sources: [{serviceAccountToken: {path: t}}]}}]}`, setUp + `failed to fetch token: serviceaccounts "gone" not found`, true},
-		{"kind", `volumes: [{name: v, hostPath: {path: /etc}}]`, `UnsupportedVolume: volume v: its kind is not supported`, false},
+		{"kind", `volumes: [{name: v, iscsi: {lun: 1, iqn: a, targetPortal: b}}]`, `UnsupportedVolume: volume v: its kind is not supported`, false},
 		{"projected kind", `volumes: [{name: v, projected: {sources: [{clusterTrustBundle: {path: p}}]}}]`, `source 0`, false},
 		{"key climbs out", `volumes: [{name: v, configMap: {name: up}}]`, `the path "../../evil"`, false},
 		{"path climbs out", `volumes: [{name: v, configMap: {name: cm, items: [{key: b, path: a/../../b}]}}]`, `must not contain ".."`, false},
@@ -264,7 +264,10 @@ func TestMountsOf(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := []mount{{"vol/e", "/data", false}, {"vol/d", "/d", true}, {"vol/e", "/ro", true}, {"vol/s", "/data/secret", true}, {"vol/cm", "/etc/app", true}, {"vol/e", "/with space/é'$", false}, {"vol/p", "/p/x/y", true}}
+	want := []mount{{"vol/e", "/data", false, nil}, {"vol/d", "/d", true, nil}, {"vol/e", "/ro", true, nil}, {"vol/s", "/data/secret", true, nil}, {"vol/cm", "/etc/app", true, nil}, {"vol/e", "/with space/é'$", false, nil}, {"vol/p", "/p/x/y", true, nil}}
+	for i := range got {
+		got[i].Mount = nil
+	}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Fatal(diff)
 	}
@@ -274,6 +277,10 @@ func TestMountsOf(t *testing.T) {
 		`{name: e, mountPath: /x/..}`:                             "hide the image",
 		`{name: e, mountPath: ""}`:                                "hide the image",
 		`{name: e, mountPath: "/a:b"}`:                            "bind option",
+		`{name: e, mountPath: /a, subPath: /x}`:                   `absolute path "/x"`,
+		`{name: e, mountPath: /a, subPath: x/../y}`:               `must not contain ".."`,
+		`{name: e, mountPath: /a, subPathExpr: ../$(X)}`:          `must not contain ".."`,
+		`{name: e, mountPath: /a, subPath: x, subPathExpr: y}`:    `both a subPath and a subPathExpr`,
 		`{name: e, mountPath: "/a,b"}`:                            "bind option",
 		`{name: e, mountPath: "/a\nb"}`:                           "bind option",
 		`{name: e, mountPath: "/a\\b"}`:                           "bind option",
