@@ -198,6 +198,10 @@ func (m managed) Secret(_ context.Context, namespace, name string) (*v1.Secret, 
 	return m.rm.GetSecret(name, namespace)
 }
 
+// Services gives none: the virtual-kubelet of a fork resolves the environment of
+// the pods that it hands over.
+func (m managed) Services(context.Context, string, string) ([]v1.Service, error) { return nil, nil }
+
 // Token refuses: a ResourceManager only reads.
 func (m managed) Token(_ context.Context, pod *v1.Pod, _ string, _ int64) (string, error) {
 	return "", refuse("ServiceAccountTokenUnavailable",

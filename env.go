@@ -5,10 +5,10 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"regexp"
 	"slices"
 	"strconv"
 	"strings"
+	"unicode/utf8"
 
 	v1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -36,7 +36,7 @@ type valuePart struct {
 }
 
 // envVar is one variable of a container's environment, resolved. Names are
-// unique within a container and are names that a shell can assign.
+// unique within a container.
 type envVar struct {
 	Name  string
 	Value []valuePart
@@ -47,10 +47,9 @@ type nodeFacts struct {
 	// Allocatable stands in for a limit that a container does not set, as the
 	// API defines resourceFieldRef.
 	Allocatable v1.ResourceList
+	// Services are those whose variables containers have.
+	Services []v1.Service
 }
-
-// shellName matches the names a POSIX shell can assign (XBD 3.216, Name).
-var shellName = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]*$`)
 
 // environment collects variables; a later one of the same name replaces the
 // value and keeps the place.
@@ -80,13 +79,19 @@ func (e *environment) lookup(name string) ([]valuePart, bool) {
 // stageEnv resolves the environment of one container of the pod. The order and
 // the override rules are the API's: envFrom from first to last, then env from
 // first to last, a later name replacing an earlier one; $(VAR) in a value sees
-// all of envFrom and the env entries above it (kubelet: makeEnvironmentVariables
-// in pkg/kubelet/kubelet_pods.go).
+// all of envFrom, the env entries above it, and the services, whose variables
+// replace none (kubelet: makeEnvironmentVariables in pkg/kubelet/kubelet_pods.go).
 //
 // The error is a *refusal for what can never work, a *notYet for what may, or
 // the context's.
 func stageEnv(ctx context.Context, pod *v1.Pod, c *v1.Container, objs objects, node nodeFacts) ([]envVar, error) {
-	env := environment{at: map[string]int{}}
+	env, services := environment{at: map[string]int{}}, serviceEnv(node.Services)
+	lookup := func(name string) ([]valuePart, bool) {
+		if value, ok := env.lookup(name); ok {
+			return value, true
+		}
+		return services.lookup(name)
+	}
 	for i := range c.EnvFrom {
 		data, err := envFromData(ctx, pod, &c.EnvFrom[i], objs)
 		if err != nil {
@@ -114,7 +119,7 @@ func stageEnv(ctx context.Context, pod *v1.Pod, c *v1.Container, objs objects, n
 			if err := checkEnvText(c, e.Name, e.Value); err != nil {
 				return nil, err
 			}
-			env.set(e.Name, expand(e.Value, env.lookup))
+			env.set(e.Name, expand(e.Value, lookup))
 			continue
 		}
 		value, ok, err := valueFrom(ctx, pod, c, e.ValueFrom, objs, node)
@@ -131,6 +136,16 @@ func stageEnv(ctx context.Context, pod *v1.Pod, c *v1.Container, objs objects, n
 		}
 		env.set(e.Name, value)
 	}
+	for _, v := range services.vars {
+		if _, ok := env.lookup(v.Name); !ok {
+			env.set(v.Name, v.Value)
+		}
+	}
+	if home, ok := env.lookup(homeVar); ok {
+		if err := checkHome(c, home); err != nil {
+			return nil, err
+		}
+	}
 	return env.vars, nil
 }
 
@@ -142,18 +157,40 @@ func literal(text string, secret bool) []valuePart {
 	return []valuePart{{Text: text, Secret: secret}}
 }
 
-// checkEnvName refuses a name that no shell can assign. Kubernetes allows every
-// printable ASCII character but "=" (RelaxedEnvironmentVariableValidation).
+// checkEnvName refuses a name that is none in Kubernetes: it allows every printable
+// ASCII character but "=" (RelaxedEnvironmentVariableValidation). And those that
+// the runtime keeps to itself.
 func checkEnvName(where, name string) error {
-	if shellName.MatchString(name) {
-		return nil
+	if !envName.MatchString(name) {
+		return refuse("UnsupportedField", "%s: the variable name %q is none: it may have printable ASCII characters other than \"=\"", where, name)
 	}
-	return refuse("UnsupportedField", "%s: the variable name %q cannot be carried by a shell on the cluster; use letters, digits and underscores, not starting with a digit", where, name)
+	if runtimesOwn.MatchString(name) || !isShellName(name) && strings.HasPrefix(name, "APPTAINER") || !isShellName(name) && strings.HasPrefix(name, "SINGULARITY") {
+		return refuse("UnsupportedField", "%s: the container runtime keeps the variable %s to itself; use another name", where, name)
+	}
+	return nil
 }
 
-// checkEnvText refuses what the environment of a process cannot hold.
+// checkEnvText refuses what the environment of a process cannot hold, and waits
+// where a kubelet's runtime would: it takes UTF-8 only, and so does Apptainer, which
+// would replace other bytes.
 func checkEnvText(c *v1.Container, name, text string) error {
-	return checkText(fmt.Sprintf("env of container %s: the value of %s", c.Name, name), text)
+	where := fmt.Sprintf("env of container %s: the value of %s", c.Name, name)
+	if err := checkText(where, text); err != nil {
+		return err
+	}
+	if !utf8.ValidString(text) {
+		return waitFor("CreateContainerError", "%s is not valid UTF-8; mount it as a file instead", where)
+	}
+	return nil
+}
+
+// checkHome refuses a home directory that the runtime cannot be told.
+func checkHome(c *v1.Container, value []valuePart) error {
+	text := textOf(value)
+	if !strings.HasPrefix(text, "/") || strings.ContainsAny(text, ":\n") {
+		return refuse("UnsupportedField", "env of container %s: HOME must be an absolute path without a colon: the runtime takes no other", c.Name)
+	}
+	return nil
 }
 
 // configError is a container's waiting reason for an object that cannot be read

@@ -20,6 +20,9 @@ import (
 type fakeObjects struct {
 	configMaps map[string]*v1.ConfigMap
 	secrets    map[string]*v1.Secret
+	services   []v1.Service
+	// noServices is what reading them answers, when set.
+	noServices error
 	// tokens are the requests seen, as "audience/seconds".
 	tokens []string
 	reads  int
@@ -49,6 +52,19 @@ func (f *fakeObjects) Secret(_ context.Context, namespace, name string) (*v1.Sec
 	return nil, apierrors.NewNotFound(schema.GroupResource{Resource: "secrets"}, name)
 }
 
+func (f *fakeObjects) Services(_ context.Context, namespace, name string) ([]v1.Service, error) {
+	if f.noServices != nil {
+		return nil, f.noServices
+	}
+	var list []v1.Service
+	for _, s := range f.services {
+		if s.Namespace == namespace && (name == "" || s.Name == name) {
+			list = append(list, s)
+		}
+	}
+	return list, nil
+}
+
 func (f *fakeObjects) Token(_ context.Context, pod *v1.Pod, audience string, seconds int64) (string, error) {
 	if f.broken != nil {
 		return "", f.broken
@@ -73,8 +89,9 @@ func envObjects() *fakeObjects {
 			"empty":  {},
 		},
 		secrets: map[string]*v1.Secret{
-			"s":   {Data: map[string][]byte{"PASSWORD": []byte("p'$(B)\xff"), "EMPTY": {}}},
+			"s":   {Data: map[string][]byte{"PASSWORD": []byte("p'$(B)\x7f"), "EMPTY": {}}},
 			"nul": {Data: map[string][]byte{"X": []byte("a\x00b")}},
+			"bin": {Data: map[string][]byte{"X": []byte("a\xff")}},
 		},
 	}
 }
@@ -136,6 +153,8 @@ func TestStageEnv(t *testing.T) {
 		{"none", `{}`, nil},
 		{"value", `env: [{name: A, value: x}]`, []string{"A=x"}},
 		{"empty value", `env: [{name: A}, {name: B, value: ""}]`, []string{"A=", "B="}},
+		{"names that no shell can assign", `{envFrom: [{configMapRef: {name: dotted}}, {prefix: a-, secretRef: {name: s}}], env: [{name: " 3 ~", value: $(app.properties)}]}`, []string{"app.properties=x", "a-EMPTY=", "a-PASSWORD=!p'$(B)\x7f!", " 3 ~=x"}},
+		{"home", `env: [{name: HOME, value: /data}]`, []string{"HOME=/data"}},
 		{"order is kept", `env: [{name: B, value: "1"}, {name: A, value: "2"}]`, []string{"B=1", "A=2"}},
 		{"last of a name wins", `env: [{name: A, value: "1"}, {name: B, value: $(A)}, {name: A, value: "2"}, {name: C, value: $(A)}]`, []string{"A=2", "B=1", "C=2"}},
 		{"json", `env: [{name: A, value: '{"a": ["b\\n", "c,d"], "e": "\"f\""}'}]`, []string{`A={"a": ["b\\n", "c,d"], "e": "\"f\""}`}},
@@ -153,13 +172,13 @@ func TestStageEnv(t *testing.T) {
 		{"configMapKeyRef optional key", `env: [{name: X, valueFrom: {configMapKeyRef: {name: cm, key: gone, optional: true}}}, {name: YY, value: yy}]`, []string{"YY=yy"}},
 		{"configMapKeyRef optional object", `env: [{name: X, valueFrom: {configMapKeyRef: {name: gone, key: gone, optional: true}}}]`, nil},
 		{"optional and absent leaves what envFrom gave", `{envFrom: [{configMapRef: {name: cm}}], env: [{name: A, valueFrom: {configMapKeyRef: {name: gone, key: gone, optional: true}}}]}`, []string{"A=from cm", "B=b", "MULTI=one\ntwo\n"}},
-		{"secretKeyRef", `env: [{name: X, valueFrom: {secretKeyRef: {name: s, key: PASSWORD}}}]`, []string{"X=!p'$(B)\xff!"}},
+		{"secretKeyRef", `env: [{name: X, valueFrom: {secretKeyRef: {name: s, key: PASSWORD}}}]`, []string{"X=!p'$(B)\x7f!"}},
 		{"secretKeyRef empty", `env: [{name: X, valueFrom: {secretKeyRef: {name: s, key: EMPTY}}}]`, []string{"X="}},
 		{"secretKeyRef optional key", `env: [{name: X, valueFrom: {secretKeyRef: {name: s, key: gone, optional: true}}}]`, nil},
 		{"secretKeyRef optional object", `env: [{name: X, valueFrom: {secretKeyRef: {name: gone, key: gone, optional: true}}}]`, nil},
-		{"a secret stays one through a reference", `env: [{name: X, valueFrom: {secretKeyRef: {name: s, key: PASSWORD}}}, {name: YY, value: 'u:$(X)@h'}]`, []string{"X=!p'$(B)\xff!", "YY=u:!p'$(B)\xff!@h"}},
+		{"a secret stays one through a reference", `env: [{name: X, valueFrom: {secretKeyRef: {name: s, key: PASSWORD}}}, {name: YY, value: 'u:$(X)@h'}]`, []string{"X=!p'$(B)\x7f!", "YY=u:!p'$(B)\x7f!@h"}},
 		{"envFrom configMap", `envFrom: [{configMapRef: {name: cm}}]`, []string{"A=from cm", "B=b", "MULTI=one\ntwo\n"}},
-		{"envFrom secret", `envFrom: [{secretRef: {name: s}}]`, []string{"EMPTY=", "PASSWORD=!p'$(B)\xff!"}},
+		{"envFrom secret", `envFrom: [{secretRef: {name: s}}]`, []string{"EMPTY=", "PASSWORD=!p'$(B)\x7f!"}},
 		{"envFrom prefix", `envFrom: [{prefix: P_, configMapRef: {name: cm2}}]`, []string{"P_A=from cm2", "P_C=$(B)"}},
 		{"later envFrom wins", `envFrom: [{configMapRef: {name: cm}}, {configMapRef: {name: cm2}}]`, []string{"A=from cm2", "B=b", "MULTI=one\ntwo\n", "C=$(B)"}},
 		{"env wins over envFrom", `{envFrom: [{configMapRef: {name: cm2}}], env: [{name: A, value: mine}]}`, []string{"A=mine", "C=$(B)"}},
@@ -219,13 +238,17 @@ func TestStageEnvErrors(t *testing.T) {
 		{"resource kind", `env: [{name: A, valueFrom: {resourceFieldRef: {resource: cpu}}}]`, `resource "cpu"`, false},
 		{"resource container", `env: [{name: A, valueFrom: {resourceFieldRef: {containerName: gone, resource: limits.cpu}}}]`, `no container "gone"`, false},
 		{"divisor", `env: [{name: A, valueFrom: {resourceFieldRef: {resource: limits.cpu, divisor: "-1"}}}]`, `divisor -1`, false},
-		{"dotted name", `env: [{name: a.b, value: x}]`, `variable name "a.b"`, false},
-		{"dashed name", `env: [{name: a-b, value: x}]`, `variable name "a-b"`, false},
-		{"digit", `env: [{name: 1A, value: x}]`, `variable name "1A"`, false},
+		{"name with =", `env: [{name: a=b, value: x}]`, `variable name "a=b"`, false},
+		{"name of other letters", `env: [{name: né, value: x}]`, `variable name "né"`, false},
+		{"the runtime's own name", `env: [{name: APPTAINER_APPNAME, value: x}]`, `the container runtime keeps the variable APPTAINER_APPNAME`, false},
+		{"the runtime's own prefix", `env: [{name: APPTAINER_a.b, value: x}]`, `the container runtime keeps the variable APPTAINER_a.b`, false},
+		{"empty home", `env: [{name: HOME, value: ""}]`, `HOME must be an absolute path`, false},
+		{"relative home", `env: [{name: HOME, value: x}]`, `HOME must be an absolute path`, false},
+		{"home with a colon", `env: [{name: HOME, value: "/a:/b"}]`, `HOME must be an absolute path`, false},
+		{"not UTF-8", `env: [{name: A, valueFrom: {secretKeyRef: {name: bin, key: X}}}]`, `CreateContainerError: env of container c: the value of A is not valid UTF-8`, true},
 		{"empty name", `env: [{name: "", value: x}]`, `variable name ""`, false},
 		{"name with a newline", `env: [{name: "A\nB", value: x}]`, `variable name "A\nB"`, false},
-		{"envFrom key", `envFrom: [{configMapRef: {name: dotted}}]`, `envFrom of container c: the variable name "app.properties"`, false},
-		{"prefix", `envFrom: [{prefix: a-, configMapRef: {name: cm}}]`, `variable name "a-A"`, false},
+		{"prefix", `envFrom: [{prefix: a=, configMapRef: {name: cm}}]`, `envFrom of container c: the variable name "a=A"`, false},
 		{"NUL in a secret", `env: [{name: A, valueFrom: {secretKeyRef: {name: nul, key: X}}}]`, `value of A holds a NUL byte`, false},
 		{"NUL through envFrom", `envFrom: [{secretRef: {name: nul}}]`, `value of X holds a NUL byte`, false},
 		{"NUL", `env: [{name: A, value: "x\0y"}]`, `value of A holds a NUL byte`, false},

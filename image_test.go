@@ -345,7 +345,7 @@ func TestImageConfig(t *testing.T) {
 				c := v1.Container{Name: "a", Image: "r/one", ImagePullPolicy: v1.PullIfNotPresent}
 				w := stageScript(t, newBase(t), scriptPod(v1.RestartPolicyNever, c), nil)
 				w.write("../../config", tc.config)
-				w.patch("exec 'apptainer'", `printf '%s|' "$@"; printf '|%s' "${workdir:-/}"; exit; exec 'apptainer'`)
+				w.patch("exec $carry 'apptainer'", `printf '%s|' "$@"; printf '|%s' "${workdir:-/}"; exit; exec $carry 'apptainer'`)
 				w.start(shell, "7")
 				w.end()
 				if got := w.read("log/a.0"); got != tc.want {

@@ -96,6 +96,10 @@ type Config struct {
 	// VolumePaths are PATH=DIRECTORY: what a persistentVolume (hostPath, local) has
 	// at PATH, or an NFS server at SERVER:/EXPORT, the compute nodes have at DIRECTORY.
 	VolumePaths []string
+	// APIServerForPods is the API server's address, host or host:port, as the
+	// compute nodes reach it: what containers find in KUBERNETES_SERVICE_HOST and its
+	// like. "" is the address within the cluster.
+	APIServerForPods string
 	// Poll asks the cluster this often instead of holding a session that watches
 	// it; 0 holds the session.
 	Poll time.Duration
@@ -173,6 +177,11 @@ func Run(ctx context.Context, cfg Config) error {
 	if err := cfg.checkHostPaths(); err != nil {
 		return err
 	}
+	if cfg.APIServerForPods != "" {
+		if _, err := apiServerForPods(cfg.APIServerForPods); err != nil {
+			return err
+		}
+	}
 	files, err := newKubeletFiles(cfg)
 	if err != nil {
 		return err
@@ -208,7 +217,7 @@ func Run(ctx context.Context, cfg Config) error {
 	if _, err := pods.List(ctx); err != nil {
 		return err
 	}
-	p, err := newProvider(cfg, nodeConfig, kubeObjects{kube.pods}, pods)
+	p, err := newProvider(cfg, nodeConfig, kubeObjects{kube.pods, &serviceCache{}}, pods)
 	if err != nil {
 		return err
 	}

@@ -194,7 +194,10 @@ func (noEvents) AnnotatedEventf(runtime.Object, map[string]string, string, strin
 // kubeObjects reads what pods name straight from the API server. There is no
 // cache, so nothing is stale when a pod starts, and knoc needs no right to list
 // the secrets of the whole cluster.
-type kubeObjects struct{ client kubernetes.Interface }
+type kubeObjects struct {
+	client   kubernetes.Interface
+	services *serviceCache
+}
 
 var _ objects = kubeObjects{}
 
@@ -204,6 +207,20 @@ func (k kubeObjects) ConfigMap(ctx context.Context, namespace, name string) (*v1
 
 func (k kubeObjects) Secret(ctx context.Context, namespace, name string) (*v1.Secret, error) {
 	return k.client.CoreV1().Secrets(namespace).Get(ctx, name, metav1.GetOptions{})
+}
+
+func (k kubeObjects) Services(ctx context.Context, namespace, name string) ([]v1.Service, error) {
+	return k.services.get(namespace+"/"+name, func() ([]v1.Service, error) {
+		opts := metav1.ListOptions{ResourceVersion: "0"} // from the API server's own cache
+		if name != "" {
+			opts.FieldSelector = fields.OneTermEqualSelector(metav1.ObjectNameField, name).String()
+		}
+		list, err := k.client.CoreV1().Services(namespace).List(ctx, opts)
+		if err != nil {
+			return nil, err
+		}
+		return list.Items, nil
+	})
 }
 
 func (k kubeObjects) Token(ctx context.Context, pod *v1.Pod, audience string, seconds int64) (string, error) {

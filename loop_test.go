@@ -135,6 +135,8 @@ func (noObjects) ConfigMap(_ context.Context, namespace, name string) (*v1.Confi
 func (noObjects) Secret(_ context.Context, namespace, name string) (*v1.Secret, error) {
 	return nil, fmt.Errorf("no secret %s/%s", namespace, name)
 }
+func (noObjects) Services(context.Context, string, string) ([]v1.Service, error) { return nil, nil }
+
 func (noObjects) Token(context.Context, *v1.Pod, string, int64) (string, error) {
 	return "", errors.New("no tokens")
 }

@@ -34,6 +34,8 @@ type mount struct {
 type objects interface {
 	ConfigMap(ctx context.Context, namespace, name string) (*v1.ConfigMap, error)
 	Secret(ctx context.Context, namespace, name string) (*v1.Secret, error)
+	// Services are those of a namespace, or the one of that name; "" is all.
+	Services(ctx context.Context, namespace, name string) ([]v1.Service, error)
 	// Token asks for a token of the pod's service account (TokenRequest API),
 	// bound to the pod, for the audience ("" is the API server's own) and the
 	// lifetime in seconds.

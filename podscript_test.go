@@ -358,20 +358,20 @@ func TestPodScriptHostile(t *testing.T) {
 			// The API reads $$ and $(VAR) in args; $$ is how to write $.
 			pod.Spec.Containers[0].Args = append(pod.Spec.Containers[0].Args, strings.ReplaceAll(text, "$", "$$"))
 			vars = append(vars, envVar{Name: fmt.Sprintf("V%d", i), Value: literal(text, true)})
-			pod.Spec.Containers[1].Command[2] += fmt.Sprintf("printf '%%s\\0' \"$APPTAINERENV_V%d\"\n", i)
+			pod.Spec.Containers[1].Command[2] += fmt.Sprintf("printf '%%s\\0' \"${APPTAINERENV_V%d-$V%[1]d}\"\n", i)
 			pod.Spec.Containers[2].Args = append(pod.Spec.Containers[2].Args, fmt.Sprintf("$(V%d)", i))
 		}
 		vars = append(vars, envVar{Name: "SECRET", Value: literal(secret, true)})
 		vars = append(vars, envVar{Name: "IP", Value: []valuePart{{Text: "http://"}, {Var: varPodIP}, {Text: "/'"}}})
 		pod.Spec.Containers[1].Command[2] = strings.ReplaceAll(pod.Spec.Containers[1].Command[2], "$", "$$")
-		pod.Spec.Containers[1].Command[2] += "printf '%s\\0' \"$$APPTAINERENV_IP\" \"$${APPTAINERENV_INHERITED-none}\" \"$$APPTAINER_CACHEDIR\"\n"
+		pod.Spec.Containers[1].Command[2] += "printf '%s\\0' \"$$APPTAINERENV_IP\" \"$${APPTAINERENV_INHERITED-none}$${https_proxy-}$${TERM-}\" \"$$APPTAINER_CACHEDIR\"\n"
 		pod.Spec.Containers[2].Args = append(pod.Spec.Containers[2].Args, "$(NONE) $$(V1) <$(V4)> $(V4", "$(a.b)$", "$(SECRET)")
 
 		w := stageScript(t, newBase(t), pod, map[string][]envVar{"env": vars, "refs": vars})
 		if strings.Contains(w.read("pod.sh"), secret) {
 			t.Fatal("a value of the environment is in the script")
 		}
-		w.start(shell, "7", "APPTAINERENV_INHERITED=x\nexport APPTAINER_y='", "SINGULARITY_BIND=/etc", "APPTAINER_CACHEDIR=/cache")
+		w.start(shell, "7", "APPTAINERENV_INHERITED=x\nexport APPTAINER_y='", "https_proxy=http://p", "TERM=x", "SINGULARITY_BIND=/etc", "APPTAINER_CACHEDIR=/cache")
 		if code := w.end(); code != 0 {
 			t.Fatalf("exit code %d; stderr: %s; logs: %s %s", code, w.stderr.String(), w.read("log/args.0"), w.read("log/env.0"))
 		}

@@ -258,6 +258,13 @@ func stageScriptWith(t *testing.T, b base, pod *v1.Pod, env map[string][]envVar,
 			t.Fatal(err)
 		}
 		w.write("env/"+c.Name, string(data))
+		helpers, err := envHelpers(env[c.Name])
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, h := range helpers {
+			w.write(h.Name, string(h.Body))
+		}
 	}
 	return w
 }

@@ -171,7 +171,7 @@ func userOptions(pod *v1.Pod, c *v1.Container) []word {
 	var options []string
 	if id.User != 0 {
 		// Neither the image's nor the machine's list of users says where its home is.
-		options = append(options, "--home /none:/")
+		options = append(options, "${home---home /none:/}")
 	}
 	switch {
 	case id.User != 0:

@@ -36,12 +36,13 @@ func TestArgument(t *testing.T) {
 	tests := []struct{ text, want string }{
 		{"", `''`},
 		{"a b", `'a b'`},
-		{"$(VAR)", `"${P_VAR-\$(VAR)}"`},
-		{"x=$(VAR)'", `'x='"${P_VAR-\$(VAR)}"''\'''`},
-		{"$$(VAR) $VAR ${VAR} $(a.b) $(1) $()", `'$(VAR) $VAR ${VAR} $(a.b) $(1) $()'`},
+		{"$(VAR)", `"${APPTAINERENV_VAR-\$(VAR)}"`},
+		{"x=$(VAR)'", `'x='"${APPTAINERENV_VAR-\$(VAR)}"''\'''`},
+		{"$$(VAR) $VAR ${VAR} $(a b) $(id -u) $()", `'$(VAR) $VAR ${VAR} $(a b) $(id -u) $()'`},
+		{"$(a.b)$(UID)$(HOME)", `"${KNOC_ENV_612e62-\$(a.b)}""${KNOC_ENV_554944-\$(UID)}""${APPTAINER_HOME-\$(HOME)}"`},
 	}
 	for _, tc := range tests {
-		if got := argument(tc.text, "P_"); string(got) != tc.want {
+		if got := argument(tc.text, "APPTAINERENV_"); string(got) != tc.want {
 			t.Errorf("argument(%q) = %s, want %s", tc.text, got, tc.want)
 		}
 	}
@@ -70,7 +71,8 @@ export PENV_URL='http://'"$KNOC_POD_IP"':80'
 		}
 	}
 	for _, v := range []envVar{
-		{Name: "a.b"}, {Name: "1A"}, {Name: ""}, {Name: "A=B"}, {Name: "A;id"},
+		{Name: ""}, {Name: "A=B"}, {Name: "A\nB"}, {Name: "APPTAINER_SHELL"},
+		{Name: "LD_PRELOAD", Value: []valuePart{{Text: "a\r\nb"}}},
 		{Name: "NUL", Value: []valuePart{{Text: "a\x00b"}}},
 		{Name: "VAR", Value: []valuePart{{Var: "x;id"}}},
 	} {
@@ -115,7 +117,7 @@ func TestRuntimeArgv(t *testing.T) {
 			Image: "app", SecurityContext: &v1.SecurityContext{RunAsUser: &user, AllowPrivilegeEscalation: &yes},
 			VolumeMounts: []v1.VolumeMount{{Name: "v", MountPath: "/it's"}}},
 			`${holder:+nsenter -U -t "$holder" --} '/opt/apptainer' --silent "$action" --containall --no-eval --no-umask ${overlay:+--overlay "$scratch/c"} ${tmpfs:+--writable-tmpfs} ${holder:+--no-mount tmp} --pwd "${workdir:-/}"` +
-				` ${holder:+--home /none:/ --security uid:1234 --security gid:0} --mount 'type=bind,source='"$scratch/.vol/"'v,destination=/it'\''s' "$sif" "$@"`},
+				` ${holder:+${home---home /none:/} --security uid:1234 --security gid:0} --mount 'type=bind,source='"$scratch/.vol/"'v,destination=/it'\''s' "$sif" "$@"`},
 		{"groups", func(p *v1.Pod) {
 			node(p)
 			p.Spec.SecurityContext = &v1.PodSecurityContext{FSGroup: &user, SupplementalGroups: []int64{7, 1234}}

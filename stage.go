@@ -58,10 +58,19 @@ func (p *KNOCProvider) stageIn(ctx context.Context, pod *v1.Pod, dir string) (fi
 		return nil, ignored, err
 	}
 	facts, objs := p.nodeFacts(), readOnce(p.objs)
+	services, sentence, err := p.podServices(ctx, pod)
+	if err != nil {
+		return nil, ignored, err
+	}
+	facts.Services = services
+	if sentence != "" {
+		ignored = append(ignored, sentence)
+	}
 	files, err = stageVolumes(ctx, pod, objs, facts)
 	if err != nil {
 		return nil, ignored, err
 	}
+	var all []envVar
 	for _, c := range allContainers(pod) {
 		vars, err := stageEnv(ctx, pod, c, objs, facts)
 		if err != nil {
@@ -72,7 +81,13 @@ func (p *KNOCProvider) stageIn(ctx context.Context, pod *v1.Pod, dir string) (fi
 			return nil, ignored, err
 		}
 		files = append(files, file{Name: "env/" + c.Name, Mode: 0o600, Body: body})
+		all = append(all, vars...)
 	}
+	helpers, err := envHelpers(all)
+	if err != nil {
+		return nil, ignored, err
+	}
+	files = append(files, helpers...)
 	cfg := p.scriptConfig(dir, options)
 	if cfg.Hosted, err = hostVolumes(ctx, pod, p.objs, p.cfg); err != nil {
 		return nil, ignored, err

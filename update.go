@@ -287,7 +287,15 @@ func (p *KNOCProvider) stagePart(ctx context.Context, pod *v1.Pod, part part, me
 	} else {
 		number = 1 + slices.IndexFunc(all, func(x *v1.Container) bool { return x.Name == c.Name })
 	}
-	vars, err := stageEnv(ctx, pod, c, readOnce(p.objs), p.nodeFacts())
+	facts := p.nodeFacts()
+	services, sentence, err := p.podServices(ctx, pod)
+	if err != nil {
+		return nil, command{}, nil, err
+	}
+	if facts.Services = services; sentence != "" {
+		ignored = append(ignored, sentence)
+	}
+	vars, err := stageEnv(ctx, pod, c, readOnce(p.objs), facts)
 	if err != nil {
 		return nil, command{}, nil, err
 	}
@@ -308,10 +316,13 @@ func (p *KNOCProvider) stagePart(ctx context.Context, pod *v1.Pod, part part, me
 		return nil, command{}, nil, err
 	}
 	name := "run/" + verb + "." + c.Name + "." + strconv.FormatInt(count, 10)
-	files := []file{
-		{Name: "env/" + c.Name, Mode: 0o600, Body: env},
-		{Name: name, Mode: 0o600, Body: []byte(text)},
+	files, err := envHelpers(vars)
+	if err != nil {
+		return nil, command{}, nil, err
 	}
+	files = append(files,
+		file{Name: "env/" + c.Name, Mode: 0o600, Body: env},
+		file{Name: name, Mode: 0o600, Body: []byte(text)})
 	if script.Mapped { // run/enter.sh knows each container's user
 		enter, err := render("enter.sh.tmpl", script)
 		if err != nil {

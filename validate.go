@@ -91,7 +91,7 @@ var fieldRules = map[reflect.Type]map[string]rule{
 		"dnsConfig":                     ignore("containers use the compute node's resolver"),
 		"readinessGates":                honour(""),
 		"runtimeClassName":              ignore("the cluster's own container runtime is used"),
-		"enableServiceLinks":            honour(""),
+		"enableServiceLinks":            honour("services have the cluster's own addresses, which compute nodes may not reach; see --api-server-for-pods"),
 		"preemptionPolicy":              honour(byScheduler),
 		"overhead":                      honour("part of the job's request"),
 		"topologySpreadConstraints":     honour(byScheduler),
@@ -213,7 +213,7 @@ var fieldRules = map[reflect.Type]map[string]rule{
 		"localhostProfile": reject("no profiles can be put on the compute nodes; use RuntimeDefault"),
 	},
 	typeOf[v1.ResourceRequirements](): {"limits": honour(""), "requests": honour(""), "claims": reject("dynamic resource allocation has no driver on the cluster")},
-	typeOf[v1.EnvVar]():               {"name": honour("names that a shell can assign"), "value": honour(""), "valueFrom": honour("")},
+	typeOf[v1.EnvVar]():               {"name": honour("names that no shell can assign need perl or python3 on the compute node"), "value": honour(""), "valueFrom": honour("")},
 	typeOf[v1.EnvVarSource](): {
 		"fieldRef":         honour(""),
 		"resourceFieldRef": honour(""),

@@ -310,7 +310,7 @@ func TestCheckPodRefused(t *testing.T) {
 		{container(`volumeMounts: [{name: v, mountPath: /v, bindMountOptions: [noexec]}]`), "bindMountOptions is not supported"},
 		{container(`volumeMounts: [{name: w, mountPath: /v}]`), `UnsupportedVolume: container c: the mount of volume "w" at "/v" names no volume`},
 		{container(`env: [{name: A, valueFrom: {fileKeyRef: {volumeName: v, path: p, key: k}}}]`), "spec.containers[c].env[A].valueFrom.fileKeyRef is not supported"},
-		{container(`env: [{name: a.b, value: x}]`), `the variable name "a.b"`},
+		{container(`env: [{name: a=b, value: x}]`), `the variable name "a=b"`},
 		{container(`env: [{name: A, valueFrom: {fieldRef: {fieldPath: spec.x}}}]`), `container c: env A: fieldRef: fieldPath "spec.x"`},
 		{container(`env: [{name: A, valueFrom: {resourceFieldRef: {resource: limits.x}}}]`), `resource "limits.x"`},
 		{volume(`iscsi: {lun: 1, iqn: a, targetPortal: b}`), "UnsupportedVolume: spec.volumes[v].iscsi is not supported: "},

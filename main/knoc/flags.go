@@ -29,7 +29,7 @@ var groups = []struct {
 	{"The node", []string{"nodename", "os", "provider-config", "taint", "label", "internal-ip"}},
 	{"The kubelet port (closed unless all of --tls-cert, --tls-key and --client-ca are given)", []string{"listen", "tls-cert", "tls-key", "client-ca"}},
 	{"SSH to the login node", []string{"ssh", "ssh-key", "ssh-key-passphrase-file", "ssh-known-hosts", "ssh-jump", "ssh-connections"}},
-	{"Slurm and the compute nodes", []string{"remote-dir", "partition", "runtime", "insecure-registry", "writable-root", "without-subids", "cluster-domain", "usage-interval", "host-path", "volume-path", "poll"}},
+	{"Slurm and the compute nodes", []string{"remote-dir", "partition", "runtime", "insecure-registry", "writable-root", "without-subids", "cluster-domain", "api-server-for-pods", "usage-interval", "host-path", "volume-path", "poll"}},
 	{"Log", []string{"log-level", "log-format", "version"}},
 }
 
@@ -70,6 +70,7 @@ func flagSet(o *options) *flag.FlagSet {
 	f.Var(&choice{&c.WithoutSubIDs, []string{"refuse", "ignore"}}, "without-subids", "`what` to do with runAsUser, fsGroup, … where the user has no subordinate ids: refuse the pod or ignore them; default refuse")
 	f.DurationVar(&c.UsageInterval, "usage-interval", 0, "`interval` at which a job writes down what its containers use, for kubectl top; negative: never; default 15s")
 	f.StringVar(&c.ClusterDomain, "cluster-domain", "", "`domain` in the host name of pods with a subdomain; default cluster.local")
+	f.StringVar(&c.APIServerForPods, "api-server-for-pods", "", "`host[:port]` of the API server as compute nodes reach it, for KUBERNETES_SERVICE_HOST and its like in containers; default the address within the cluster")
 	f.Var(&list{to: &c.HostPaths}, "host-path", "`directory` of the compute nodes that pods may mount by hostPath, with all below it; default none (list)")
 	f.Var(&list{to: &c.VolumePaths}, "volume-path", "`path=directory`: what persistentVolumes have at that path, or NFS at server:/path, the compute nodes have in that directory (list)")
 	f.DurationVar(&c.Poll, "poll", 0, "`interval` to ask the cluster at, for sites that dislike a held SSH session; default 0, watch it")

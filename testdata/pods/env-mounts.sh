@@ -583,7 +583,8 @@ ooms() {
 # for the readers are on this machine. Either stop sees that number and sends TERM,
 # or run/pod.stop is seen here; the same goes for update and run/NAME.image. The
 # environment comes from a file, so that no value of it is in this script, which
-# Slurm keeps a copy of, or on a command line, which everybody can read.
+# Slurm keeps a copy of, or on a command line, which everybody can read. The file
+# may add words that come before the runtime.
 contain() {
 	read -r pid rest </proc/self/stat # this subshell's own, which $$ is not
 	printf '%s\n%s\n%s\n' "$pid" "$3" "$using" >"run/$2"
@@ -592,6 +593,9 @@ contain() {
 		read -r image <"run/$2.image"
 		[ "$image" = "$using" ] || exit 143
 	fi
+	# The runtime hands on these of the machine's environment, whatever it is told.
+	unset TERM http_proxy HTTP_PROXY https_proxy HTTPS_PROXY no_proxy NO_PROXY all_proxy ALL_PROXY ftp_proxy FTP_PROXY
+	carry=''
 	# shellcheck source=/dev/null
 	. "./env/$2" || exit 125
 	"container_$1"
@@ -887,7 +891,8 @@ container_1() { # main
 	fresh main
 	devices main termination-log
 	set -- 'sh' '-c' 'echo "$GREETING" '"${APPTAINERENV_GREETING-\$(GREETING)}"', '"${APPTAINERENV_POD_IP-\$(POD_IP)}"
-	exec 'apptainer' --silent exec \
+	# shellcheck disable=SC2086 # words are wanted, or none
+	exec $carry 'apptainer' --silent exec \
 		--containall --no-eval --no-umask --hostname 'env-mounts' \
 		${overlay:+--overlay "$scratch/main"} ${tmpfs:+--writable-tmpfs} --workdir "$scratch/main" --pwd '/data' \
 		${session:+--mount type=bind,source="$scratch/main/dev",destination=/dev --mount type=bind,source="$session/dev",destination=/dev/.d} \

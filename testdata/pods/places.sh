@@ -587,7 +587,8 @@ ooms() {
 # for the readers are on this machine. Either stop sees that number and sends TERM,
 # or run/pod.stop is seen here; the same goes for update and run/NAME.image. The
 # environment comes from a file, so that no value of it is in this script, which
-# Slurm keeps a copy of, or on a command line, which everybody can read.
+# Slurm keeps a copy of, or on a command line, which everybody can read. The file
+# may add words that come before the runtime.
 contain() {
 	read -r pid rest </proc/self/stat # this subshell's own, which $$ is not
 	printf '%s\n%s\n%s\n' "$pid" "$3" "$using" >"run/$2"
@@ -596,6 +597,9 @@ contain() {
 		read -r image <"run/$2.image"
 		[ "$image" = "$using" ] || exit 143
 	fi
+	# The runtime hands on these of the machine's environment, whatever it is told.
+	unset TERM http_proxy HTTP_PROXY https_proxy HTTPS_PROXY no_proxy NO_PROXY all_proxy ALL_PROXY ftp_proxy FTP_PROXY
+	carry=''
 	# shellcheck source=/dev/null
 	. "./env/$2" || exit 125
 	"container_$1"
@@ -899,7 +903,8 @@ container_1() { # config
 	fresh config
 	devices config termination-log
 	set -- 'ls' '/etc'
-	exec sh run/places.sh 1 vol '' 'apptainer' --silent exec \
+	# shellcheck disable=SC2086 # words are wanted, or none
+	exec $carry sh run/places.sh 1 vol '' 'apptainer' --silent exec \
 		--containall --no-eval --no-umask --hostname 'places' \
 		${overlay:+--overlay "$scratch/config"} ${tmpfs:+--writable-tmpfs} --workdir "$scratch/config" --pwd "${workdir:-/}" \
 		${session:+--mount type=bind,source="$scratch/config/dev",destination=/dev --mount type=bind,source="$session/dev",destination=/dev/.d} \
@@ -917,8 +922,8 @@ container_2() { # main
 	devices main termination-log
 	set -- 'ls' '/'
 	enclose
-	# shellcheck disable=SC2086 # words are wanted
-	exec $room sh run/places.sh 2 vol "$room" 'apptainer' --silent exec \
+	# shellcheck disable=SC2086 # words are wanted, or none
+	exec $carry $room sh run/places.sh 2 vol "$room" 'apptainer' --silent exec \
 		--containall --no-eval --no-umask --hostname 'places' \
 		${overlay:+--overlay "$scratch/main"} ${tmpfs:+--writable-tmpfs} --workdir "$scratch/main" --pwd "${workdir:-/}" \
 		${session:+--mount type=bind,source="$scratch/main/dev",destination=/dev --mount type=bind,source="$session/dev",destination=/dev/.d} \

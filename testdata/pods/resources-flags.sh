@@ -587,7 +587,8 @@ ooms() {
 # for the readers are on this machine. Either stop sees that number and sends TERM,
 # or run/pod.stop is seen here; the same goes for update and run/NAME.image. The
 # environment comes from a file, so that no value of it is in this script, which
-# Slurm keeps a copy of, or on a command line, which everybody can read.
+# Slurm keeps a copy of, or on a command line, which everybody can read. The file
+# may add words that come before the runtime.
 contain() {
 	read -r pid rest </proc/self/stat # this subshell's own, which $$ is not
 	printf '%s\n%s\n%s\n' "$pid" "$3" "$using" >"run/$2"
@@ -596,6 +597,9 @@ contain() {
 		read -r image <"run/$2.image"
 		[ "$image" = "$using" ] || exit 143
 	fi
+	# The runtime hands on these of the machine's environment, whatever it is told.
+	unset TERM http_proxy HTTP_PROXY https_proxy HTTPS_PROXY no_proxy NO_PROXY all_proxy ALL_PROXY ftp_proxy FTP_PROXY
+	carry=''
 	# shellcheck source=/dev/null
 	. "./env/$2" || exit 125
 	"container_$1"
@@ -901,7 +905,8 @@ container_1() { # big
 	fresh big
 	devices big termination-log
 	set -- 'true'
-	exec 'apptainer' --silent exec \
+	# shellcheck disable=SC2086 # words are wanted, or none
+	exec $carry 'apptainer' --silent exec \
 		--containall --no-eval --no-umask --hostname 'resources-flags' \
 		${overlay:+--overlay "$scratch/big"} ${tmpfs:+--writable-tmpfs} --workdir "$scratch/big" --pwd "${workdir:-/}" \
 		${session:+--mount type=bind,source="$scratch/big/dev",destination=/dev --mount type=bind,source="$session/dev",destination=/dev/.d} \
@@ -917,7 +922,8 @@ container_2() { # a
 	fresh a
 	devices a termination-log
 	set -- 'true'
-	exec 'apptainer' --silent exec \
+	# shellcheck disable=SC2086 # words are wanted, or none
+	exec $carry 'apptainer' --silent exec \
 		--containall --no-eval --no-umask --hostname 'resources-flags' \
 		${overlay:+--overlay "$scratch/a"} ${tmpfs:+--writable-tmpfs} --workdir "$scratch/a" --pwd "${workdir:-/}" \
 		${session:+--mount type=bind,source="$scratch/a/dev",destination=/dev --mount type=bind,source="$session/dev",destination=/dev/.d} \
@@ -933,7 +939,8 @@ container_3() { # b
 	fresh b
 	devices b termination-log
 	set -- 'true'
-	exec 'apptainer' --silent exec \
+	# shellcheck disable=SC2086 # words are wanted, or none
+	exec $carry 'apptainer' --silent exec \
 		--containall --no-eval --no-umask --hostname 'resources-flags' \
 		${overlay:+--overlay "$scratch/b"} ${tmpfs:+--writable-tmpfs} --workdir "$scratch/b" --pwd "${workdir:-/}" \
 		${session:+--mount type=bind,source="$scratch/b/dev",destination=/dev --mount type=bind,source="$session/dev",destination=/dev/.d} \

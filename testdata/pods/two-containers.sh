@@ -583,7 +583,8 @@ ooms() {
 # for the readers are on this machine. Either stop sees that number and sends TERM,
 # or run/pod.stop is seen here; the same goes for update and run/NAME.image. The
 # environment comes from a file, so that no value of it is in this script, which
-# Slurm keeps a copy of, or on a command line, which everybody can read.
+# Slurm keeps a copy of, or on a command line, which everybody can read. The file
+# may add words that come before the runtime.
 contain() {
 	read -r pid rest </proc/self/stat # this subshell's own, which $$ is not
 	printf '%s\n%s\n%s\n' "$pid" "$3" "$using" >"run/$2"
@@ -592,6 +593,9 @@ contain() {
 		read -r image <"run/$2.image"
 		[ "$image" = "$using" ] || exit 143
 	fi
+	# The runtime hands on these of the machine's environment, whatever it is told.
+	unset TERM http_proxy HTTP_PROXY https_proxy HTTPS_PROXY no_proxy NO_PROXY all_proxy ALL_PROXY ftp_proxy FTP_PROXY
+	carry=''
 	# shellcheck source=/dev/null
 	. "./env/$2" || exit 125
 	"container_$1"
@@ -888,7 +892,8 @@ container_1() { # first
 	devices first termination-log
 	eval "set -- $entrypoint $cmd"
 	[ "$#$action" != 0exec ] || idle
-	exec 'apptainer' --silent "$action" \
+	# shellcheck disable=SC2086 # words are wanted, or none
+	exec $carry 'apptainer' --silent "$action" \
 		--containall --no-eval --no-umask --hostname 'two-containers' \
 		${overlay:+--overlay "$scratch/first"} ${tmpfs:+--writable-tmpfs} --workdir "$scratch/first" --pwd "${workdir:-/}" \
 		${session:+--mount type=bind,source="$scratch/first/dev",destination=/dev --mount type=bind,source="$session/dev",destination=/dev/.d} \
@@ -906,7 +911,8 @@ container_2() { # second
 	set -- 'two words' "${APPTAINERENV_HOSTNAME-\$(HOSTNAME)}"' $HOME'
 	eval "set -- $entrypoint"' "$@"'
 	[ "$#$action" != 0exec ] || idle
-	exec 'apptainer' --silent "$action" \
+	# shellcheck disable=SC2086 # words are wanted, or none
+	exec $carry 'apptainer' --silent "$action" \
 		--containall --no-eval --no-umask --hostname 'two-containers' \
 		${overlay:+--overlay "$scratch/second"} ${tmpfs:+--writable-tmpfs} --workdir "$scratch/second" --pwd "${workdir:-/}" \
 		${session:+--mount type=bind,source="$scratch/second/dev",destination=/dev --mount type=bind,source="$session/dev",destination=/dev/.d} \

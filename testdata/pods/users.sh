@@ -585,7 +585,8 @@ ooms() {
 # for the readers are on this machine. Either stop sees that number and sends TERM,
 # or run/pod.stop is seen here; the same goes for update and run/NAME.image. The
 # environment comes from a file, so that no value of it is in this script, which
-# Slurm keeps a copy of, or on a command line, which everybody can read.
+# Slurm keeps a copy of, or on a command line, which everybody can read. The file
+# may add words that come before the runtime.
 contain() {
 	read -r pid rest </proc/self/stat # this subshell's own, which $$ is not
 	printf '%s\n%s\n%s\n' "$pid" "$3" "$using" >"run/$2"
@@ -594,6 +595,9 @@ contain() {
 		read -r image <"run/$2.image"
 		[ "$image" = "$using" ] || exit 143
 	fi
+	# The runtime hands on these of the machine's environment, whatever it is told.
+	unset TERM http_proxy HTTP_PROXY https_proxy HTTPS_PROXY no_proxy NO_PROXY all_proxy ALL_PROXY ftp_proxy FTP_PROXY
+	carry=''
 	# shellcheck source=/dev/null
 	. "./env/$2" || exit 125
 	"container_$1"
@@ -892,10 +896,11 @@ container_1() { # main
 	fresh main
 	devices main termination-log
 	set -- 'id'
-	exec ${holder:+nsenter -U -t "$holder" --} ${holder:+setpriv --no-new-privs} 'apptainer' --silent exec \
+	# shellcheck disable=SC2086 # words are wanted, or none
+	exec $carry ${holder:+nsenter -U -t "$holder" --} ${holder:+setpriv --no-new-privs} 'apptainer' --silent exec \
 		--containall --no-eval --no-umask --hostname 'web-0' \
 		--no-mount tmp,home --pwd "${workdir:-/}" \
-		${holder:+--home /none:/ --security uid:1234 --security gid:5678:77:88:1000620000} \
+		${holder:+${home---home /none:/} --security uid:1234 --security gid:5678:77:88:1000620000} \
 		${session:+--mount type=bind,source="$scratch/main/dev",destination=/dev --mount type=bind,source="$session/dev",destination=/dev/.d} \
 		--mount 'type=bind,source='"$scratch/.vol/"'data,destination=/data' \
 		--mount 'type=bind,source='"$scratch/.vol/"'settings,destination=/settings,ro' \
@@ -911,7 +916,8 @@ container_2() { # root
 	fresh root
 	devices root termination-log
 	set -- 'id'
-	exec ${holder:+nsenter -U -t "$holder" --} 'apptainer' --silent exec \
+	# shellcheck disable=SC2086 # words are wanted, or none
+	exec $carry ${holder:+nsenter -U -t "$holder" --} 'apptainer' --silent exec \
 		--containall --no-eval --no-umask --hostname 'web-0' \
 		${overlay:+--overlay "$scratch/root"} ${tmpfs:+--writable-tmpfs} ${holder:+--no-mount tmp} --pwd "${workdir:-/}" \
 		${holder:+--security gid:0:77:88:1000620000 --add-caps all --drop-caps CAP_NET_RAW} \

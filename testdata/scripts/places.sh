@@ -204,7 +204,7 @@ case $number in
 	need 'B' "${APPTAINERENV_B-}"
 	need 'no.shell' ''
 	[ -z "$missing" ] || lost "missing value for $missing"
-	place 1 w "${APPTAINERENV_B-\$(B)}"'/'"${APPTAINERENV_A-\$(A)}"'-$(C)/$(no.shell)'
+	place 1 w "${APPTAINERENV_B-\$(B)}"'/'"${APPTAINERENV_A-\$(A)}"'-$(C)/'"${KNOC_ENV_6e6f2e7368656c6c-\$(no.shell)}"
 	nest "$volumes/w" run/pod.places/3.0 'w'
 	place 3 e 'it'\''s $(id)'
 	nest "$at" run/pod.places/3.0 'nested/file'
