@@ -141,16 +141,22 @@ func imageWords(c *v1.Container, cfg scriptConfig) (fetch []word, path word, err
 	default:
 		return nil, "", refuse("InvalidPod", "container %s: imagePullPolicy %q is not Always, IfNotPresent or Never", c.Name, policy)
 	}
-	fetch = []word{word(src.key()), word(policy), quote(src.Ref), quote(src.Manifest), quote(src.ByDigest)}
+	fetch = []word{word(src.key(cfg.Credentials.lookup(src.Repository))), word(policy), quote(src.Ref), quote(src.Manifest), quote(src.ByDigest)}
 	if src.PlainHTTP {
 		fetch = append(fetch, "--no-https")
 	}
 	return fetch, "", nil
 }
 
-// key names what a reference has resolved to in the cache.
-func (src *imageSource) key() string {
-	return fmt.Sprintf("%x", sha256.Sum256([]byte(src.Ref)))[:32]
+// key names what a reference has resolved to in the cache, for whoever has the
+// same credentials: others have to show theirs to the registry first.
+func (src *imageSource) key(login credentials) string {
+	h := sha256.New()
+	fmt.Fprintf(h, "%q", src.Ref)
+	for _, c := range login {
+		fmt.Fprintf(h, " %q %q", c.username, c.password)
+	}
+	return fmt.Sprintf("%x", h.Sum(nil))[:32]
 }
 
 // imageID is a container's image as its status names it: by the digest of its

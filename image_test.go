@@ -1,6 +1,7 @@
 package knoc
 
 import (
+	"encoding/base64"
 	"fmt"
 	"os"
 	"os/exec"
@@ -276,6 +277,77 @@ func TestPullAlways(t *testing.T) {
 	})
 }
 
+// The more specific credentials come first, as the kubelet has it.
+func TestPullSecrets(t *testing.T) {
+	t.Parallel()
+	secret := func(kind v1.SecretType, key, text string) *v1.Secret {
+		return &v1.Secret{Type: kind, Data: map[string][]byte{key: []byte(text)}}
+	}
+	auth := base64.StdEncoding.EncodeToString([]byte("bob:p:w\"\\"))
+	ring, err := credentialsIn(secret(v1.SecretTypeDockerConfigJson, v1.DockerConfigJsonKey, `{"auths": {
+		"r.io": {"username": "host", "password": "1"}, "https://r.io/v2/team": {"auth": "`+auth+`"}, "*.x.io:5000": {"username": "glob"},
+		"https://index.docker.io/v1/": {"username": "hub"}, "r.io/other": {"username": "other"}}}`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	old, err := credentialsIn(secret(v1.SecretTypeDockercfg, v1.DockerConfigKey, `{"r.io": {"username": "old", "password": "2", "email": "x"}}`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	ring = append(ring, old...)
+	ring.sort()
+	for repository, want := range map[string]string{
+		"r.io/team/app": "bob host old", "r.io/app": "host old", "a.x.io:5000/app": "glob", "a.x.io/app": "", "b.a.x.io:5000/app": "", "docker.io/library/app": "hub", "else.io/app": "",
+	} {
+		var got []string
+		for _, c := range ring.lookup(repository) {
+			got = append(got, c.username)
+		}
+		if strings.Join(got, " ") != want {
+			t.Errorf("%s: %q, want %q", repository, got, want)
+		}
+	}
+	for _, text := range []string{"{", `{"auths": {"r.io": {"auth": "x"}}}`, `{"auths": {"r.io": {"username": "a\nb"}}}`} {
+		if got, err := credentialsIn(secret(v1.SecretTypeDockerConfigJson, v1.DockerConfigJsonKey, text)); err == nil {
+			t.Errorf("%s: %v, want an error", text, got)
+		}
+	}
+	if ring, err := credentialsIn(&v1.Secret{Type: v1.SecretTypeOpaque}); ring != nil || err != nil {
+		t.Errorf("another kind of Secret: %v, %v", ring, err)
+	}
+}
+
+// Credentials reach the registry and the runtime, and no argument.
+func TestPullWithCredentials(t *testing.T) {
+	t.Parallel()
+	eachShell(t, func(t *testing.T, shell []string) {
+		ring := credentials{{"r.io", "eve", "Wr0ng"}, {"r.io", "al'ice", `se"c\ret $(id)`}}
+		pod := scriptPod(v1.RestartPolicyNever, withImage(shContainer("a", ":"), "r.io/one"))
+		w := stageScript(t, newBase(t), pod, nil)
+		w.write("env/a.pull", string(ring.file()))
+		w.write("../bin/curl", "#!/bin/sh\ncat >>../../login\necho \"$*\" >>../../args\nexit 6\n")
+		w.write("../bin/apptainer", strings.Replace(stubRuntime, "if [ \"$action\" = pull ]; then", `if [ "$action" = pull ]; then
+			echo "$*" >>../../args
+			printf '%s:%s\n' "$APPTAINER_DOCKER_USERNAME" "$APPTAINER_DOCKER_PASSWORD" >>../../login
+			case $APPTAINER_DOCKER_PASSWORD in Wr0ng) echo "FATAL: denied" >&2; exit 255 ;; esac`, 1))
+		w.start(shell, "7")
+		w.end()
+		w.order("pull a", "exit a 0 0", "done 0")
+		w.never("pullfailed a 255")
+		want := "user = \"eve:Wr0ng\"\nuser = \"al'ice:se\\\"c\\\\ret $(id)\"\n"
+		want += want + "eve:Wr0ng\nal'ice:se\"c\\ret $(id)\n"
+		if got := w.read("../../login"); got != want {
+			t.Errorf("logins %q, want %q", got, want)
+		}
+		if args := w.read("../../args"); args == "" || strings.Contains(args, "ret") || strings.Contains(args, "Wr0ng") {
+			t.Errorf("arguments: %s", args)
+		}
+		if journal := w.read("journal.0") + w.read("pod.sh"); strings.Contains(journal, "Wr0ng") {
+			t.Error("a password outside of its file")
+		}
+	})
+}
+
 // A lock whose owner is dead is broken: at once on the same machine, else when its
 // beat stands still. One that beats is not.
 func TestPullLock(t *testing.T) {
@@ -297,7 +369,7 @@ func TestPullLock(t *testing.T) {
 				w := stageScript(t, newBase(t), pod, nil)
 				w.write("run/pull.sh", strings.Replace(w.read("run/pull.sh"), "patience=120", "patience=3", 1))
 				src, _ := findImage("r/one", nil)
-				lock := filepath.Join(w.base.dir, "../images/lock."+src.key())
+				lock := filepath.Join(w.base.dir, "../images/lock."+src.key(nil))
 				if err := os.Mkdir(lock, 0o700); err != nil {
 					t.Fatal(err)
 				}

@@ -20,6 +20,8 @@ type scriptConfig struct {
 	// InsecureRegistries are the registries, as host or host:port, that speak
 	// plain HTTP.
 	InsecureRegistries []string
+	// Credentials are those of the pod's imagePullSecrets.
+	Credentials credentials
 	// Options are whole sbatch options, one for each #SBATCH line (sbatchOptions).
 	Options []string
 	// WritableRoot is where a container's own files go: scratch, memory or none;

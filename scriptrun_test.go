@@ -173,7 +173,7 @@ func (b base) cached(t *testing.T, image string) string {
 		t.Fatal(err)
 	}
 	hex := fmt.Sprintf("%x", sha256.Sum256([]byte(image)))
-	for name, text := range map[string]string{"sha256." + hex + ".sif": "", "ref." + src.key(): "hex=" + hex + " kind=manifest size=1048576\naction=exec\n"} {
+	for name, text := range map[string]string{"sha256." + hex + ".sif": "", "ref." + src.key(nil): "hex=" + hex + " kind=manifest size=1048576\naction=exec\n"} {
 		if err := os.WriteFile(filepath.Join(b.dir, "../images", name), []byte(text), 0o600); err != nil {
 			t.Fatal(err)
 		}

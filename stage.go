@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io/fs"
 	"maps"
+	"strings"
 	"sync"
 	"time"
 
@@ -92,6 +93,11 @@ func (p *KNOCProvider) stageIn(ctx context.Context, pod *v1.Pod, dir string) (fi
 	if cfg.Hosted, err = hostVolumes(ctx, pod, p.objs, p.cfg); err != nil {
 		return nil, ignored, err
 	}
+	var missing []string
+	if cfg.Credentials, missing, err = pullSecrets(ctx, pod, objs); err != nil {
+		return nil, ignored, err
+	}
+	files = append(files, pullFiles(pod, allContainers(pod), cfg)...)
 	script, err := newPodScript(pod, cfg)
 	if err != nil {
 		return nil, ignored, err
@@ -136,6 +142,10 @@ func (p *KNOCProvider) stageIn(ctx context.Context, pod *v1.Pod, dir string) (fi
 	dirs := []file{}
 	for _, name := range []string{"cmd", "env", "log", "msg", "run", "vol"} {
 		dirs = append(dirs, file{Name: name, Mode: fs.ModeDir | 0o700})
+	}
+	if len(missing) > 0 && p.api != nil {
+		p.api.Event(pod, "", v1.EventTypeWarning, "FailedToRetrieveImagePullSecret",
+			fmt.Sprintf("Unable to retrieve some image pull secrets (%s); attempting to pull the image may not succeed.", strings.Join(missing, ", ")))
 	}
 	if mayRequeue(pod) {
 		files = append(files, file{Name: "requeue", Mode: 0o600}) // for submit.sh

@@ -295,7 +295,8 @@ func (p *KNOCProvider) stagePart(ctx context.Context, pod *v1.Pod, part part, me
 	if facts.Services = services; sentence != "" {
 		ignored = append(ignored, sentence)
 	}
-	vars, err := stageEnv(ctx, pod, c, readOnce(p.objs), facts)
+	objs := readOnce(p.objs)
+	vars, err := stageEnv(ctx, pod, c, objs, facts)
 	if err != nil {
 		return nil, command{}, nil, err
 	}
@@ -305,6 +306,9 @@ func (p *KNOCProvider) stagePart(ctx context.Context, pod *v1.Pod, part part, me
 	}
 	cfg := p.scriptConfig(path.Join(p.remote.dir, string(pod.UID)), nil)
 	if cfg.Hosted, err = hostVolumes(ctx, pod, p.objs, p.cfg); err != nil {
+		return nil, command{}, nil, err
+	}
+	if cfg.Credentials, _, err = pullSecrets(ctx, pod, objs); err != nil {
 		return nil, command{}, nil, err
 	}
 	script, err := newPodScript(withEphemeral(pod, meta.Ephemeral), cfg)
@@ -323,6 +327,7 @@ func (p *KNOCProvider) stagePart(ctx context.Context, pod *v1.Pod, part part, me
 	files = append(files,
 		file{Name: "env/" + c.Name, Mode: 0o600, Body: env},
 		file{Name: name, Mode: 0o600, Body: []byte(text)})
+	files = append(files, pullFiles(pod, []*v1.Container{c}, cfg)...)
 	if script.Mapped { // run/enter.sh knows each container's user
 		enter, err := render("enter.sh.tmpl", script)
 		if err != nil {

@@ -250,7 +250,7 @@ spec:
 		"spec.containers[c].securityContext.appArmorProfile.type: RuntimeDefault",
 		"spec.containers[c].stdin: true", "spec.containers[c].stdinOnce: true", "spec.containers[c].tty: true",
 		"spec.dnsPolicy: None",
-		"spec.imagePullSecrets", "spec.dnsConfig", "spec.runtimeClassName: nvidia",
+		"spec.dnsConfig", "spec.runtimeClassName: nvidia",
 	}
 	if diff := cmp.Diff(want, fields); diff != "" {
 		t.Fatal(diff)

@@ -12,6 +12,7 @@ import (
 	"testing"
 
 	v1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
 // newImage puts an image with a digest of its own into the open registry and
@@ -115,6 +116,53 @@ func TestImageProgram(t *testing.T) {
 			t.Errorf("%s: log %q, want %q", name, got, tc.want)
 		}
 	}
+}
+
+// A private image with, without and with the wrong secret, and with one that is
+// not there; once from the service account.
+func TestImagePrivate(t *testing.T) {
+	t.Parallel()
+	n := newNamespace(t)
+	server := env("KNOC_PRIVATE_SERVER")
+	config := func(password string) []byte {
+		text, err := json.Marshal(map[string]any{"auths": map[string]any{server: map[string]string{"username": env("KNOC_PRIVATE_USER"), "password": password}}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return text
+	}
+	for name, password := range map[string]string{"good": env("KNOC_PRIVATE_PASS"), "wrong": "not-" + env("KNOC_PRIVATE_PASS")} {
+		n.object(&v1.Secret{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Secret"}, ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: n.name},
+			Type: v1.SecretTypeDockerConfigJson, Data: map[string][]byte{v1.DockerConfigJsonKey: config(password)}})
+	}
+	n.object(&v1.ServiceAccount{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "ServiceAccount"}, ObjectMeta: metav1.ObjectMeta{Name: "puller", Namespace: n.name},
+		ImagePullSecrets: []v1.LocalObjectReference{{Name: "good"}}})
+	private := func(name string, change func(*v1.PodSpec)) *pod {
+		return n.createOne(n.shell(name, "echo hello", func(p *v1.Pod) {
+			p.Spec.Containers[0].Image = env("KNOC_IMAGE_PRIVATE")
+			p.Spec.Containers[0].ImagePullPolicy = v1.PullIfNotPresent
+			change(&p.Spec)
+		}))
+	}
+	with := func(names ...string) func(*v1.PodSpec) {
+		return func(s *v1.PodSpec) {
+			for _, name := range names {
+				s.ImagePullSecrets = append(s.ImagePullSecrets, v1.LocalObjectReference{Name: name})
+			}
+		}
+	}
+	good := []*pod{private("good", with("good")), private("second", with("wrong", "good")), private("account", func(s *v1.PodSpec) { s.ServiceAccountName = "puller" })}
+	for _, p := range good {
+		p.awaitPhase(v1.PodSucceeded)
+	}
+	missing := private("missing", with("none"))
+	for _, p := range []*pod{private("without", with()), private("wrong", with("wrong")), missing} {
+		p.await("a pull that is not allowed", func(p *v1.Pod) bool {
+			w := p.Status.ContainerStatuses[0].State.Waiting
+			return w != nil && w.Reason == "ErrImagePull" && strings.Contains(w.Message, "authentication required")
+		})
+	}
+	missing.awaitEvent("FailedToRetrieveImagePullSecret : Unable to retrieve some image pull secrets (none); attempting to pull the image may not succeed.")
 }
 
 func TestImageTrouble(t *testing.T) {

@@ -903,7 +903,7 @@ container_1() { # main
 		"$sif" "$@"
 }
 image_1() {
-	fetch main 42aff065464a3654aaf9e5e623f5c5b3 Always 'docker://busybox' 'https://registry-1.docker.io/v2/library/busybox/manifests/latest' 'docker://busybox@'
+	fetch main baf89a2296458dd276bcb256a35636c5 Always 'docker://busybox' 'https://registry-1.docker.io/v2/library/busybox/manifests/latest' 'docker://busybox@'
 }
 
 names='main' # the last first

@@ -903,7 +903,7 @@ container_1() { # train
 		"$sif" "$@"
 }
 image_1() {
-	fetch train 55a77581a4b29a6df48e265567592242 IfNotPresent 'oras://ghcr.io/example/train:2' 'https://ghcr.io/v2/example/train/manifests/2' ''
+	fetch train 04606325054e7fa65e49d30153e6c748 IfNotPresent 'oras://ghcr.io/example/train:2' 'https://ghcr.io/v2/example/train/manifests/2' ''
 }
 
 container_2() { # watch
@@ -920,7 +920,7 @@ container_2() { # watch
 		"$sif" "$@"
 }
 image_2() {
-	fetch watch 42aff065464a3654aaf9e5e623f5c5b3 Always 'docker://busybox' 'https://registry-1.docker.io/v2/library/busybox/manifests/latest' 'docker://busybox@'
+	fetch watch baf89a2296458dd276bcb256a35636c5 Always 'docker://busybox' 'https://registry-1.docker.io/v2/library/busybox/manifests/latest' 'docker://busybox@'
 }
 
 names='watch train' # the last first

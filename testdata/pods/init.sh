@@ -911,7 +911,7 @@ container_1() { # fetch
 		"$sif" "$@"
 }
 image_1() {
-	fetch fetch ec95dfb0234f2beb2ab90fd07138bb61 IfNotPresent 'docker://busybox:1.36' 'https://registry-1.docker.io/v2/library/busybox/manifests/1.36' 'docker://busybox@'
+	fetch fetch ca1f89d6f55383cd189f1d00afed42a7 IfNotPresent 'docker://busybox:1.36' 'https://registry-1.docker.io/v2/library/busybox/manifests/1.36' 'docker://busybox@'
 }
 
 container_2() { # check
@@ -928,7 +928,7 @@ container_2() { # check
 		"$sif" "$@"
 }
 image_2() {
-	fetch check a0662494324e2d68615955977964549d IfNotPresent 'docker://registry.example.org/tools/check@sha256:5f70bf18a086007016e948b04aed3b82103a36bea41755b6cddfaf10ace3c6ef' 'https://registry.example.org/v2/tools/check/manifests/sha256:5f70bf18a086007016e948b04aed3b82103a36bea41755b6cddfaf10ace3c6ef' 'docker://registry.example.org/tools/check@'
+	fetch check 8f3104040e72b477bf71a838c791dfe4 IfNotPresent 'docker://registry.example.org/tools/check@sha256:5f70bf18a086007016e948b04aed3b82103a36bea41755b6cddfaf10ace3c6ef' 'https://registry.example.org/v2/tools/check/manifests/sha256:5f70bf18a086007016e948b04aed3b82103a36bea41755b6cddfaf10ace3c6ef' 'docker://registry.example.org/tools/check@'
 }
 
 container_3() { # main

@@ -956,7 +956,7 @@ container_1() { # web
 		"$sif" "$@"
 }
 image_1() {
-	fetch web f18028103ebd9249b65eb8252e94d632 IfNotPresent 'docker://web:1' 'https://registry-1.docker.io/v2/library/web/manifests/1' 'docker://web@'
+	fetch web e5c5bcd244474a11877d0d4232cb35fd IfNotPresent 'docker://web:1' 'https://registry-1.docker.io/v2/library/web/manifests/1' 'docker://web@'
 }
 
 names='web' # the last first

@@ -915,7 +915,7 @@ container_1() { # big
 		"$sif" "$@"
 }
 image_1() {
-	fetch big 42aff065464a3654aaf9e5e623f5c5b3 Always 'docker://busybox' 'https://registry-1.docker.io/v2/library/busybox/manifests/latest' 'docker://busybox@'
+	fetch big baf89a2296458dd276bcb256a35636c5 Always 'docker://busybox' 'https://registry-1.docker.io/v2/library/busybox/manifests/latest' 'docker://busybox@'
 }
 
 container_2() { # a
@@ -932,7 +932,7 @@ container_2() { # a
 		"$sif" "$@"
 }
 image_2() {
-	fetch a 42aff065464a3654aaf9e5e623f5c5b3 Always 'docker://busybox' 'https://registry-1.docker.io/v2/library/busybox/manifests/latest' 'docker://busybox@'
+	fetch a baf89a2296458dd276bcb256a35636c5 Always 'docker://busybox' 'https://registry-1.docker.io/v2/library/busybox/manifests/latest' 'docker://busybox@'
 }
 
 container_3() { # b
@@ -949,7 +949,7 @@ container_3() { # b
 		"$sif" "$@"
 }
 image_3() {
-	fetch b 42aff065464a3654aaf9e5e623f5c5b3 Always 'docker://busybox' 'https://registry-1.docker.io/v2/library/busybox/manifests/latest' 'docker://busybox@'
+	fetch b baf89a2296458dd276bcb256a35636c5 Always 'docker://busybox' 'https://registry-1.docker.io/v2/library/busybox/manifests/latest' 'docker://busybox@'
 }
 
 names='b a big' # the last first

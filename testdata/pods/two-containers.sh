@@ -902,7 +902,7 @@ container_1() { # first
 		"$sif" "$@"
 }
 image_1() {
-	fetch first a3d2e290d79612aef22f475dfb6b9212 IfNotPresent 'docker://10.77.0.1:5000/app:1.0' 'http://10.77.0.1:5000/v2/app/manifests/1.0' 'docker://10.77.0.1:5000/app@' --no-https
+	fetch first 9cae15d9aeef8a8d135f4412346fb9df IfNotPresent 'docker://10.77.0.1:5000/app:1.0' 'http://10.77.0.1:5000/v2/app/manifests/1.0' 'docker://10.77.0.1:5000/app@' --no-https
 }
 
 container_2() { # second
@@ -921,7 +921,7 @@ container_2() { # second
 		"$sif" "$@"
 }
 image_2() {
-	fetch second a3d2e290d79612aef22f475dfb6b9212 IfNotPresent 'docker://10.77.0.1:5000/app:1.0' 'http://10.77.0.1:5000/v2/app/manifests/1.0' 'docker://10.77.0.1:5000/app@' --no-https
+	fetch second 9cae15d9aeef8a8d135f4412346fb9df IfNotPresent 'docker://10.77.0.1:5000/app:1.0' 'http://10.77.0.1:5000/v2/app/manifests/1.0' 'docker://10.77.0.1:5000/app@' --no-https
 }
 
 names='second first' # the last first

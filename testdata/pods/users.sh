@@ -909,7 +909,7 @@ container_1() { # main
 		"$sif" "$@"
 }
 image_1() {
-	fetch main 42aff065464a3654aaf9e5e623f5c5b3 Always 'docker://busybox' 'https://registry-1.docker.io/v2/library/busybox/manifests/latest' 'docker://busybox@'
+	fetch main baf89a2296458dd276bcb256a35636c5 Always 'docker://busybox' 'https://registry-1.docker.io/v2/library/busybox/manifests/latest' 'docker://busybox@'
 }
 
 container_2() { # root
@@ -927,7 +927,7 @@ container_2() { # root
 		"$sif" "$@"
 }
 image_2() {
-	fetch root 42aff065464a3654aaf9e5e623f5c5b3 Always 'docker://busybox' 'https://registry-1.docker.io/v2/library/busybox/manifests/latest' 'docker://busybox@'
+	fetch root baf89a2296458dd276bcb256a35636c5 Always 'docker://busybox' 'https://registry-1.docker.io/v2/library/busybox/manifests/latest' 'docker://busybox@'
 }
 
 names='root main' # the last first

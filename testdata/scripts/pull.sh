@@ -5,7 +5,8 @@
 # yet, or may be an old one. REFERENCE is what the runtime pulls, MANIFEST the URL
 # at which its registry tells the digest, BYDIGEST what the runtime pulls once that
 # is known (both empty: there is no such registry), OPTION one for the runtime's
-# pull. Leaves ../../images/ref.KEY and, in run/NAME.pulled, how many milliseconds
+# pull. env/NAME.pull has the credentials to try, if there are any; none of them is
+# ever in an argument. Leaves ../../images/ref.KEY and, in run/NAME.pulled, how many milliseconds
 # the runtime's pull took. What goes wrong is on stderr.
 
 umask 077
@@ -79,6 +80,21 @@ finish() {
 }
 
 # ---- Registries ----
+
+# each PROGRAM: runs it with each of the credentials, until one is good enough, or
+# without any where there are none.
+each() {
+	number=1
+	if ! credential 1; then
+		"$@"
+		return
+	fi
+	while credential "$number"; do
+		! "$@" || return 0
+		number=$((number + 1))
+	done
+	return 1
+}
 
 # inquire: sets hex to the digest that the registry has for the reference. It does
 # as registries want it: a token comes from where they say. False when that cannot
@@ -213,6 +229,10 @@ attempt() {
 	temporary=$1
 	APPTAINER_CACHEDIR=$1 APPTAINER_TMPDIR=$1
 	export APPTAINER_CACHEDIR APPTAINER_TMPDIR
+	if [ -n "$login" ]; then
+		APPTAINER_DOCKER_USERNAME=$username APPTAINER_DOCKER_PASSWORD=$password
+		export APPTAINER_DOCKER_USERNAME APPTAINER_DOCKER_PASSWORD
+	fi
 	# shellcheck disable=SC2086 # one option or none
 	run "$runtime" --quiet pull $option "$lock/image.sif" "$source" </dev/null
 }
@@ -226,11 +246,11 @@ pull() {
 	began=$clock
 	base=${APPTAINER_TMPDIR:-${SINGULARITY_TMPDIR:-${scratch:-${TMPDIR:-/tmp}}}}
 	room=$(mktemp -d "$base/.pull.XXXXXX") || room=$lock/room
-	if ! attempt "$room"; then
+	if ! each attempt "$room"; then
 		# The node's own disk may be too small for an image that fits at home.
 		grep -qiE 'no space left|quota exceeded' "msg/$name.pull" || exit "$rc"
 		chmod -R u+rwx "$room" && rm -rf "$room" "$lock/image.sif"
-		mkdir "$lock/room" && attempt "$lock/room" || exit "${rc:-1}"
+		mkdir "$lock/room" && each attempt "$lock/room" || exit "${rc:-1}"
 	fi
 	kind=manifest
 	[ -n "$hex" ] || hex=$(sed -n 's/.*"digest" *: *"sha256:\([0-9a-f]\{64\}\)".*/\1/p' "$temporary/cache/blob/index.json" 2>/dev/null)
@@ -352,12 +372,15 @@ describe() {
 
 # ---- The work ----
 
-kind=manifest login=''
+kind=manifest login='' username='' password=''
+credential() { return 1; }
+# shellcheck source=/dev/null
+[ ! -r "env/$name.pull" ] || . "./env/$name.pull"
 mkdir -p "$images"
 ! fresh || finish
-if inquire && known; then conclude; fi
+if each inquire && known; then conclude; fi
 obtain
 ! fresh || finish
-[ -n "$hex" ] || inquire
+[ -n "$hex" ] || each inquire
 known || pull
 conclude
