@@ -310,8 +310,8 @@ func (c *answers[T]) get(key [sha256.Size]byte, ask func() (T, time.Duration, er
 	return answer, nil
 }
 
-// serveKubelet answers the kubelet port until ctx ends.
-func serveKubelet(ctx context.Context, l net.Listener, h http.Handler, logger *slog.Logger) error {
+// serveHTTP answers a port until ctx ends.
+func serveHTTP(ctx context.Context, l net.Listener, h http.Handler, logger *slog.Logger) error {
 	srv := &http.Server{
 		Handler:           h,
 		ReadHeaderTimeout: 30 * time.Second, // no timeout for bodies: exec and logs -f last for hours
@@ -324,7 +324,7 @@ func serveKubelet(ctx context.Context, l net.Listener, h http.Handler, logger *s
 	stop := context.AfterFunc(ctx, func() { srv.Close() })
 	defer stop()
 	if err := srv.Serve(l); !errors.Is(err, http.ErrServerClosed) {
-		return fmt.Errorf("kubelet port %s: %w", l.Addr(), err)
+		return fmt.Errorf("%s: %w", l.Addr(), err)
 	}
 	return nil
 }

@@ -146,7 +146,7 @@ func testPort(t *testing.T, files testCerts, api kubernetes.Interface) func(meth
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
 	who := newCallers(kf, api, "knoc", cfg.Logger)
-	go func() { done <- serveKubelet(ctx, l, who.only(kubeletHandler(newTestEngine(), pods)), cfg.Logger) }()
+	go func() { done <- serveHTTP(ctx, l, who.only(kubeletHandler(newTestEngine(), pods)), cfg.Logger) }()
 	t.Cleanup(func() {
 		cancel()
 		if err := <-done; err != nil {

@@ -404,7 +404,9 @@ func (c *sshClient) Hold(ctx context.Context, script string) (*session, error) {
 // Scripts may use say, end by exit (an own EXIT trap would silence the end), and
 // must not exec. Only one process at a time may say something: frames of
 // concurrent ones would mix.
-func (c *sshClient) Exchange(ctx context.Context, script string, in io.Reader, each func(name string, body []byte) error) error {
+func (c *sshClient) Exchange(ctx context.Context, script string, in io.Reader, each func(name string, body []byte) error) (err error) {
+	began := time.Now()
+	defer func() { c.metrics.exchange(time.Since(began), err) }()
 	s, err := c.start(ctx, script)
 	if err != nil {
 		return err

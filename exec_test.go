@@ -60,6 +60,8 @@ exit "$rc"`)
 		remote: &remote{ssh: client, dir: base, epoch: "1000000001", user: c.User, log: slog.New(slog.DiscardHandler)},
 		works:  map[types.UID]*work{},
 	}
+	p.metrics = newMetrics(p)
+	client.metrics = p.metrics
 	setJournal(p, pod, "41", journal)
 	return p, dir
 }

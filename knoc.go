@@ -87,6 +87,11 @@ type Config struct {
 	// UsageInterval is how often a job writes down what its containers use, in
 	// whole seconds; negative is never, 0 is 15 s.
 	UsageInterval time.Duration
+	// MetricsListen is the address of knoc's own metrics, /healthz and /readyz, in
+	// plain HTTP and for everybody who reaches it; "" is none. Pprof adds Go's
+	// profiles there.
+	MetricsListen string
+	Pprof         bool
 	// ClusterDomain is the domain of the cluster's services, part of the host name
 	// of pods with a subdomain; "" is cluster.local.
 	ClusterDomain string
@@ -228,6 +233,18 @@ func Run(ctx context.Context, cfg Config) error {
 	if listener != nil {
 		defer listener.Close()
 	}
+	own, err := listenMetrics(cfg)
+	if err != nil {
+		return err
+	}
+	if own != nil {
+		defer own.Close()
+		go func() {
+			if err := serveHTTP(ctx, own, metricsHandler(p.metrics, p.ready, cfg.Pprof), cfg.Logger); err != nil {
+				cfg.Logger.Error("knoc's own metrics are not served any more", "error", err)
+			}
+		}()
+	}
 	cfg.Logger.Info("knoc starts", "version", cfg.Version, "node", n.name, "cluster", cfg.ClusterID, "ssh", cfg.SSH.Address, "api", host)
 	return serve(ctx, cfg.Logger, kube, factory, n, pods, p, listener, newCallers(files, kube.node, n.name, cfg.Logger))
 }
@@ -295,7 +312,7 @@ func serve(ctx context.Context, logger *slog.Logger, kube clients, factory infor
 	})
 	if listener != nil {
 		start("kubelet port", func(ctx context.Context) error {
-			return serveKubelet(ctx, listener, who.only(kubeletHandler(p, pods)), logger)
+			return serveHTTP(ctx, listener, who.only(kubeletHandler(p, pods)), logger)
 		})
 	}
 	err = g.Wait()

@@ -299,7 +299,7 @@ func (l *loop) syncAPI() {
 			if terminalPhase(pod.Status.Phase) && pod.DeletionTimestamp == nil || !validUID(pod.UID) {
 				continue // ended before, and its directory is gone
 			}
-			w = &work{meta: metaOf(pod)}
+			w = &work{meta: metaOf(pod), known: l.now()}
 			if id := pod.Annotations[AnnotationJobID]; id != "" && len(pod.Status.ContainerStatuses) > 0 {
 				// It was submitted once and its directory is gone: whatever
 				// became of it, it must not run a second time. Without a
@@ -500,6 +500,10 @@ func (l *loop) publish(w *work, now time.Time) {
 		}
 		if !equality.Semantic.DeepEqual(status, w.status) {
 			w.status, w.notified = status, time.Time{}
+			if n := len(w.events); n > w.measured {
+				l.metrics.status(w.events[max(w.measured, w.adopted):max(n, w.adopted)], now)
+				w.measured = n
+			}
 		}
 		l.tell(w, now)
 	}

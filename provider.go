@@ -8,6 +8,7 @@ import (
 	"maps"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	dto "github.com/prometheus/client_model/go"
@@ -50,8 +51,10 @@ type KNOCProvider struct {
 	changed func() // state changed
 
 	notifier notifier
-	usage    usage     // stats.go
-	lazy     *lazyLoop // classic.go; nil under Run
+	usage    usage // stats.go
+	metrics  *metrics
+	looked   atomic.Int64 // when the watch last saw the cluster, in Unix nanoseconds
+	lazy     *lazyLoop    // classic.go; nil under Run
 }
 
 // nodeState is what the node object shows of the cluster.
@@ -91,6 +94,8 @@ func newProvider(cfg Config, node NodeConfig, objs objects, api podAPI) (*KNOCPr
 		changed: func() {},
 	}
 	p.notifier.wake = make(chan struct{}, 1)
+	p.metrics = newMetrics(p)
+	client.metrics = p.metrics
 	return p, nil
 }
 

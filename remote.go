@@ -440,8 +440,9 @@ func (r *remote) slurm(ctx context.Context, words ...string) ([]byte, error) {
 		if exit.Status == 124 || exit.Status == 137 {
 			text = strings.TrimSpace(fmt.Sprintf("no answer in %v %s", slurmLimit, text))
 		}
-		return nil, &slurmError{words[0], exit.Status, text}
+		out, err = nil, &slurmError{words[0], exit.Status, text}
 	}
+	r.ssh.metrics.command(words[0], err)
 	return out, err
 }
 

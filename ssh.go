@@ -54,10 +54,11 @@ type SSHConfig struct {
 // output can delay the loop. A connection is made when it is needed, and again
 // after it was lost.
 type sshClient struct {
-	cfg  SSHConfig
-	hops []hop // the jumps, then the login node
-	keys *keyring
-	log  *slog.Logger
+	metrics *metrics // nil takes nothing down
+	cfg     SSHConfig
+	hops    []hop // the jumps, then the login node
+	keys    *keyring
+	log     *slog.Logger
 
 	ctx    context.Context // ends with Close
 	cancel context.CancelFunc

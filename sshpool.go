@@ -155,6 +155,7 @@ func (p *pool) pin(l *link) {
 // first: the others wait for it too.
 func (p *pool) dial(d *dialing) {
 	l, err := p.c.connect()
+	p.c.metrics.connect(err)
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.dialing = nil

@@ -125,6 +125,7 @@ func (l *loop) answered(w *work, a reply, told bool, err error, now time.Time) {
 	w.unsure, w.staged, w.trouble, w.doubt = false, a.outcome != unstaged, "", time.Time{}
 	switch a.outcome {
 	case submitted:
+		l.metrics.submitted(w.known, now)
 		w.setJob(a.Text, now)
 		w.tries, w.checkAt = 0, now.Add(3*time.Second)
 		l.log.Info("submitted", "pod", w.meta.Namespace+"/"+w.meta.Name, "uid", w.meta.UID, "job", w.jobID)

@@ -90,6 +90,7 @@ func (p *KNOCProvider) watchSession(ctx context.Context, works func()) error {
 		}); err != nil {
 			return err
 		}
+		p.looked.Store(time.Now().UnixNano())
 		if !answered {
 			answered = true
 			works()

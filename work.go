@@ -16,6 +16,8 @@ type work struct {
 	// pod is the API server's newest copy, read-only; nil when it has none
 	// (any more).
 	pod *v1.Pod
+	// known is when knoc saw the pod first; zero for one that was there at its start.
+	known time.Time
 	// absentLists counts the LISTs of the API server without this UID; two
 	// make an orphan, whose job is stopped.
 	absentLists int
@@ -51,6 +53,7 @@ type work struct {
 	texts     map[string]string // what the events refer to in msg/
 	eventTime time.Time         // when the journal last grew, by our clock
 	readAt    time.Time         // when it was last read, grown or not
+	measured  int               // how many of them knoc's own metrics have seen
 	told      int               // how many of the events were told to the API
 	adopted   int               // how many of them were there when knoc started
 	// queued is what was told last of the job's wait, at queuedAt.
@@ -194,7 +197,7 @@ func (w *work) read(restart int, offset int64, data []byte, asked, now time.Time
 	w.readAt = asked
 	if restart > w.restart && offset == 0 && len(data) > 0 {
 		// The job was requeued and runs again: a journal of its own.
-		w.restart, w.journal, w.told, w.adopted = restart, nil, 0, 0
+		w.restart, w.journal, w.told, w.adopted, w.measured = restart, nil, 0, 0, 0
 	}
 	if restart == w.restart && offset <= int64(len(w.journal)) && offset+int64(len(data)) > int64(len(w.journal)) {
 		w.journal = append(w.journal, data[int64(len(w.journal))-offset:]...)

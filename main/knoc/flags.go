@@ -30,7 +30,7 @@ var groups = []struct {
 	{"The kubelet port (closed unless all of --tls-cert, --tls-key and --client-ca are given)", []string{"listen", "tls-cert", "tls-key", "client-ca"}},
 	{"SSH to the login node", []string{"ssh", "ssh-key", "ssh-key-passphrase-file", "ssh-known-hosts", "ssh-jump", "ssh-connections"}},
 	{"Slurm and the compute nodes", []string{"remote-dir", "partition", "runtime", "insecure-registry", "writable-root", "without-subids", "cluster-domain", "api-server-for-pods", "usage-interval", "host-path", "volume-path", "poll"}},
-	{"Log", []string{"log-level", "log-format", "version"}},
+	{"Log and metrics", []string{"log-level", "log-format", "metrics-listen", "pprof", "version"}},
 }
 
 // flagSet defines the flags. A word in back quotes names the value in --help.
@@ -75,6 +75,8 @@ func flagSet(o *options) *flag.FlagSet {
 	f.Var(&list{to: &c.VolumePaths}, "volume-path", "`path=directory`: what persistentVolumes have at that path, or NFS at server:/path, the compute nodes have in that directory (list)")
 	f.DurationVar(&c.Poll, "poll", 0, "`interval` to ask the cluster at, for sites that dislike a held SSH session; default 0, watch it")
 
+	f.StringVar(&c.MetricsListen, "metrics-listen", "", "`address` of knoc's own Prometheus metrics, /healthz and /readyz, in plain HTTP; default none")
+	f.BoolVar(&c.Pprof, "pprof", false, "serve Go's profiles at --metrics-listen, under /debug/pprof/")
 	f.TextVar(&o.logLevel, "log-level", slog.LevelInfo, "`level` from which on to log: debug, info, warn or error")
 	f.StringVar(&o.logFormat, "log-format", "text", "`form` of the log: text or json")
 	f.BoolVar(&o.version, "version", false, "print the version and stop")
