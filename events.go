@@ -105,6 +105,8 @@ func eventsOf(pod *v1.Pod, o *observed, journal []event, from int) [][]podEvent 
 			list = append(list, podEvent{"", v1.EventTypeWarning, noSubIDs, withoutIDs(name)})
 		case e.Word == "nodev":
 			list = append(list, podEvent{"", v1.EventTypeWarning, "NoTerminationMessage", noDev})
+		case e.Word == "full":
+			list = append(list, podEvent{"", v1.EventTypeWarning, "Evicted", evicted(pod, name)})
 		case e.Word == "nomount":
 			list = append(list, podEvent{"", v1.EventTypeWarning, "FailedMount", o.mountError(name)})
 		case c == nil:

@@ -24,6 +24,7 @@ type facts struct {
 	digests             map[string]event // by container: of its newest run's image
 	ended               bool             // the journal has its end
 	code                int32            // of done
+	full                string           // an emptyDir that became too large
 	unmounted           string           // a volume that the node lacks
 	noids               string           // what the node lacks for user ids of the pod's own
 }
@@ -116,6 +117,8 @@ func newFacts(journal []event) *facts {
 			if r := f.of(e); r != nil {
 				r.note(e)
 			}
+		case "full":
+			f.full = e.Args[0]
 		case "nomount":
 			f.unmounted = e.Args[0]
 		case "noids":

@@ -46,6 +46,7 @@ var journalArgs = map[string]string{
 	"ack":        "n",    // sequence number of a command
 	"noids":      "w",    // what the node lacks for user ids of the pod's own
 	"nodev":      "",     // nothing can be mounted below /dev
+	"full":       "c",    // emptyDir that has become larger than its limit
 	"nomount":    "c",    // volume that the node lacks; the text is in msg/<volume>.mount
 	"done":       "b",    // 0: every app container's last run ended 0
 }

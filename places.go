@@ -79,8 +79,8 @@ func needsOf(text, prefix string) []need {
 	var needs []need
 	expand(text, func(name string) ([]valuePart, bool) {
 		n := need{name, quote("")}
-		if shellName.MatchString(name) {
-			n.Value = word(fmt.Sprintf(`"${%s%s-}"`, prefix, name))
+		if refName.MatchString(name) {
+			n.Value = word(fmt.Sprintf(`"${%s-}"`, shellVar(name, prefix)))
 		}
 		if !slices.Contains(needs, n) {
 			needs = append(needs, n)
@@ -135,13 +135,14 @@ func needsRoom(pod *v1.Pod, c *v1.Container) bool {
 }
 
 // placeWords are the words before the runtime: into the container's room and
-// through run/places.sh. In a mapped pod the volumes are on the node's scratch.
+// through run/places.sh, which has no variables of the container's as its own
+// ($carry comes after it). In a mapped pod the volumes are on the node's scratch.
 func placeWords(pod *v1.Pod, c *v1.Container) []word {
 	volumes, room := word("vol"), word(`''`)
 	if isMapped(pod) {
 		volumes = `"$scratch/.vol"`
 	}
-	words := []word{"sh", "run/places.sh", word(fmt.Sprint(numberOf(pod, c))), volumes, room}
+	words := []word{"sh", "run/places.sh", word(fmt.Sprint(numberOf(pod, c))), volumes, room, "$carry"}
 	if needsRoom(pod, c) {
 		words[4] = `"$room"`
 		words = append([]word{"$room"}, words...)

@@ -260,6 +260,9 @@ type scratchData struct {
 	FarUsers, FarGroups string
 	FSGroup             string // "" for none
 	EmptyDirs           []string
+	NodeDirs            []nodeDir // of those the ones that pod.sh makes
+	Memory              bool      // some of them in memory
+	SizeLimits          []sizeLimit
 	// DevMessage says that a container names a path below /dev for its message.
 	DevMessage bool
 
@@ -292,6 +295,8 @@ func scratchOf(pod *v1.Pod, cfg scriptConfig) scratchData {
 			}
 		}
 	}
+	d.NodeDirs, d.SizeLimits = nodeDirs(pod), sizeLimits(pod)
+	d.Memory = slices.ContainsFunc(d.NodeDirs, func(n nodeDir) bool { return n.Memory })
 	d.FarUsers, d.FarGroups = strings.Join(users, " "), strings.Join(groups, " ")
 	d.DevMessage = slices.ContainsFunc(allContainers(pod), func(c *v1.Container) bool {
 		_, ok := belowDev(messagePath(c))

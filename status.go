@@ -166,6 +166,8 @@ func ending(pod *v1.Pod, o *observed, f *facts) *podEnd {
 		return failed(o.Refused.Reason, o.Refused.Message, false)
 	case f.noids != "" && f.ended && len(f.runs) == 0 && !interrupted:
 		return failed(noSubIDs, withoutIDs(f.noids)+"; add the user to /etc/subuid and /etc/subgid there, or run knoc with --without-subids=ignore", false)
+	case f.full != "" && (f.ended || gone):
+		return failed("Evicted", evicted(pod, f.full), false)
 	case f.unmounted != "" && f.ended && len(f.runs) == 0 && !interrupted:
 		return failed("FailedMount", o.mountError(f.unmounted), false)
 	case deadline && (f.ended || gone),

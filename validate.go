@@ -234,7 +234,7 @@ var fieldRules = map[reflect.Type]map[string]rule{
 	},
 	typeOf[v1.Volume](): {"name": honour(""), "": honour("the kinds below")},
 	typeOf[v1.VolumeSource](): {
-		"emptyDir":              honour("a directory of the pod on the cluster"),
+		"emptyDir":              honour("a directory of the pod on the cluster, or of the compute node as `slurm-job.knoc.io/scratch-volumes` says"),
 		"configMap":             honour(""),
 		"secret":                honour(""),
 		"downwardAPI":           honour(""),
@@ -269,8 +269,8 @@ var fieldRules = map[reflect.Type]map[string]rule{
 	typeOf[v1.NFSVolumeSource]():                   {"server": honour(""), "path": honour(""), "readOnly": honour("")},
 	typeOf[v1.PersistentVolumeClaimVolumeSource](): {"claimName": honour(""), "readOnly": honour("")},
 	typeOf[v1.EmptyDirVolumeSource](): {
-		"medium":    ignore("the directory is on the cluster's file system, not in memory"),
-		"sizeLimit": ignore("only the cluster's own quota limits it"),
+		"medium":    honour("Memory is `/dev/shm` of the compute node"),
+		"sizeLimit": honour("looked at once a minute; a pod whose volume is larger is evicted"),
 		"mode":      ignore(oneUser),
 	},
 	typeOf[v1.ConfigMapVolumeSource](): {"name": honour(""), "items": honour(""), "defaultMode": honour(""), "optional": honour(""), "defaultUser": ignore(oneUser)},
@@ -315,6 +315,7 @@ func checkPod(pod *v1.Pod) (sentences []string, err error) {
 	k.texts("metadata.annotations", reflect.ValueOf(pod.Annotations))
 	k.texts("spec", reflect.ValueOf(pod.Spec))
 	k.volumes(pod)
+	k.checkScratchVolumes(pod)
 	k.containers(pod)
 	k.hooks(pod)
 	k.messages(pod)

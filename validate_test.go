@@ -8,6 +8,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/apimachinery/pkg/util/intstr"
 	"sigs.k8s.io/yaml"
 )
@@ -58,6 +59,8 @@ func TestFieldRulesReachEveryType(t *testing.T) {
 		typeOf[v1.EnvFromSource](), typeOf[v1.ObjectFieldSelector](), typeOf[v1.ResourceFieldSelector](), typeOf[v1.ConfigMapKeySelector](), typeOf[v1.SecretKeySelector](),
 		// A number or a name, which probes.go resolves.
 		typeOf[intstr.IntOrString](),
+		// A size.
+		typeOf[resource.Quantity](),
 	} {
 		whole[typ] = true
 	}
@@ -245,7 +248,6 @@ spec:
 		fields = append(fields, field)
 	}
 	want := []string{
-		"spec.volumes[m].emptyDir.medium: Memory", "spec.volumes[m].emptyDir.sizeLimit: 1Gi",
 		"spec.volumes[s].secret.items[0].user: 0", "spec.volumes[s].secret.defaultUser: 5",
 		"spec.containers[c].securityContext.appArmorProfile.type: RuntimeDefault",
 		"spec.containers[c].stdin: true", "spec.containers[c].stdinOnce: true", "spec.containers[c].tty: true",

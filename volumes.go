@@ -50,8 +50,8 @@ func stageVolumes(ctx context.Context, pod *v1.Pod, objs objects, node nodeFacts
 	var files []file
 	for i := range pod.Spec.Volumes {
 		v := &pod.Spec.Volumes[i]
-		if isHost(v) {
-			continue // it is there
+		if isHost(v) || isOnNode(pod, v) {
+			continue // it is there, or pod.sh makes it
 		}
 		dir := "vol/" + v.Name
 		files = append(files, file{Name: dir, Mode: fs.ModeDir | 0o700})

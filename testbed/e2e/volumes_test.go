@@ -3,6 +3,9 @@
 package e2e
 
 import (
+	"crypto/sha256"
+	"fmt"
+	"slices"
 	"strings"
 	"testing"
 
@@ -41,7 +44,7 @@ func TestSubPath(t *testing.T) {
 	n.configMap("app", map[string]string{"app.conf": "conf"}, nil)
 	const script = `
 		echo "$(cat /etc/app.conf) $(cat /data/file) $(cat /work/it)"
-		echo new >/work/new && echo more >>/data/file && ! echo x 2>/dev/null >/etc/app.conf && ls -d /data/nested/deep; until [ -e /data/go ]; do sleep 0.2; done`
+		env | grep -q '^a.b=c$' && ! env | grep KNOC && echo new >/work/new && echo more >>/data/file && ! echo x 2>/dev/null >/etc/app.conf && ls -d /data/nested/deep; until [ -e /data/go ]; do sleep 0.2; done`
 	parts := []func(*v1.Pod){
 		initContainer("prepare", "cd /all && mkdir -p a/real && echo text >a/file && echo it >a/real/it && ln -s real a/link"),
 		source("app", configMapSource("app")), source("work", v1.VolumeSource{EmptyDir: &v1.EmptyDirVolumeSource{}}),
@@ -52,7 +55,9 @@ func TestSubPath(t *testing.T) {
 			v1.VolumeMount{Name: "work", MountPath: "/data/file", SubPath: "a/file"},
 			v1.VolumeMount{Name: "work", MountPath: "/data/nested/deep"},
 			v1.VolumeMount{Name: "work", MountPath: "/work", SubPathExpr: "$(DIR)/link"}),
-		func(p *v1.Pod) { p.Spec.Containers[0].Env = []v1.EnvVar{{Name: "DIR", Value: "a"}} },
+		func(p *v1.Pod) {
+			p.Spec.Containers[0].Env = []v1.EnvVar{{Name: "DIR", Value: "a"}, {Name: "a.b", Value: "c"}}
+		},
 		appContainer("other", "cd /all; until [ -e new/dir/go ]; do sleep 0.2; done; cat a/real/new a/file && ls -ld new/dir"),
 		mounts("other", v1.VolumeMount{Name: "work", MountPath: "/all"}),
 	}
@@ -169,9 +174,107 @@ func TestHostVolumes(t *testing.T) {
 		}
 	}
 	// A node identity may read what its own pods claim, by name.
-	for what, want := range map[string]string{"persistentvolumeclaims/claim -n " + n.name: "yes", "persistentvolumes/" + pv: "yes", "persistentvolumeclaims/other -n " + n.name: "no"} {
+	for what, want := range map[string]string{"persistentvolumeclaims/claim -n " + n.name: "yes", "persistentvolumes/" + pv + " -A": "yes", "persistentvolumeclaims/other -n " + n.name: "no"} {
 		if out, _ := tryKubectl(nil, append(strings.Fields("auth can-i get "+what), "--as", "system:node:knoc-volumes", "--as-group", "system:nodes")...); !strings.HasPrefix(out, want) {
 			t.Errorf("may a node identity get %s: %q, want %s", what, out, want)
 		}
 	}
+}
+
+// emptyDirs in the node's memory and on its scratch go with the pod; one that
+// becomes too large takes the pod with it.
+func TestEmptyDirs(t *testing.T) {
+	t.Parallel()
+	n := newNamespace(t)
+	limit := resource.MustParse("1Mi")
+	kinds := []func(*v1.Pod){
+		volume("mem", "/mem", v1.VolumeSource{EmptyDir: &v1.EmptyDirVolumeSource{Medium: v1.StorageMediumMemory}}),
+		emptyDir("tmp", "/tmp/x"),
+		func(p *v1.Pod) { p.Annotations["slurm-job.knoc.io/scratch-volumes"] = "tmp" },
+	}
+	const script = "grep -E ' (/mem|/tmp/x) ' /proc/self/mountinfo; echo x >/mem/x && echo x >/tmp/x/y && mkdir -m 0 /mem/none && sleep 6"
+	large := n.createOne(n.shell("large", "head -c 3000000 /dev/zero >/data/x; sleep 600", volume("data", "/data", v1.VolumeSource{EmptyDir: &v1.EmptyDirVolumeSource{SizeLimit: &limit}})))
+	for name, p := range map[string]*pod{"plain": n.createOne(n.shell("plain", script, kinds...)), "users": n.createOne(n.shell("users", "id; "+script, append(kinds, users)...))} {
+		p.await("a run", func(o *v1.Pod) bool { return running("main")(o) || ended(o) })
+		job, node := p.awaitJob(), p.now().Status.HostIP
+		p.awaitPhase(v1.PodSucceeded)
+		node = map[string]string{"10.77.0.11": "n1", "10.77.0.12": "n2"}[node]
+		log := p.log()
+		if !strings.Contains(log, "/knoc-20077/"+job+".") || !strings.Contains(log, " - tmpfs ") || name == "plain" && strings.Contains(log, "/.knoc/") {
+			t.Errorf("%s: mounts %s", name, log)
+		}
+		if left := onNode(t, node, "ls -d /tmp/knoc-*/"+job+".* /dev/shm/knoc-*/"+job+".* 2>/dev/null; true"); left != "" {
+			t.Errorf("%s: left on %s: %s", name, node, left)
+		}
+	}
+	const want = `Usage of EmptyDir volume "data" exceeds the limit "1Mi". `
+	if s := large.awaitPhase(v1.PodFailed).Status; s.Reason != "Evicted" || s.Message != want {
+		t.Errorf("the large one: %s %q", s.Reason, s.Message)
+	}
+	large.awaitEvent("Warning Evicted : " + strings.TrimSpace(want))
+}
+
+// Every file of every kind of volume arrives byte for byte, with its mode, and is
+// nobody else's; nothing of it is left when the pod is gone.
+func TestProjections(t *testing.T) {
+	t.Parallel()
+	n := newNamespace(t)
+	nasty := "it's \"$(id)\" `x` \\ \n\t é\n\n"
+	bytes := make([]byte, 300000)
+	for i := range bytes {
+		bytes[i] = byte(i * 7 >> 3)
+	}
+	data, keys := map[string]string{"nasty": nasty, "empty": "", "a.b-c_d": "x"}, map[string][]byte{"bin": bytes[:100000], "zero": {0}}
+	n.configMap("cm", data, keys)
+	n.secret("s", map[string][]byte{"user": []byte("u"), "key": bytes})
+	yes := true
+	n.object(&v1.ConfigMap{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "ConfigMap"}, ObjectMeta: metav1.ObjectMeta{Name: "fixed"}, Data: map[string]string{"k": "v"}, Immutable: &yes})
+	m := func(mode int32) *int32 { return &mode }
+	named := func(name string) v1.LocalObjectReference { return v1.LocalObjectReference{Name: name} }
+	p := n.createOne(n.shell("pod", `cd /v && find . -path '*/..data/*' -prune -o -type f -print | grep -v /token | sort | while read f; do echo "$(stat -c %a "$f") $(sha256sum <"$f" | cut -c1-64) $(echo "$f" | sed 's,/\.\.[0-9a-f]\{16\}/,/,')"; done; for d in *; do ls -ld $d/..data | grep -q -- '->' || echo no link in $d; done; echo x 2>/dev/null >/v/cm/new && echo writable; echo end; sleep 5`,
+		volume("cm", "/v/cm", v1.VolumeSource{ConfigMap: &v1.ConfigMapVolumeSource{LocalObjectReference: named("cm")}}),
+		volume("items", "/v/items", v1.VolumeSource{ConfigMap: &v1.ConfigMapVolumeSource{LocalObjectReference: named("cm"), DefaultMode: m(0o440), Items: []v1.KeyToPath{{Key: "nasty", Path: "deep/er/nasty"}, {Key: "bin", Path: "deep/bin", Mode: m(0o755)}}}}),
+		volume("secret", "/v/secret", v1.VolumeSource{Secret: &v1.SecretVolumeSource{SecretName: "s", DefaultMode: m(0o400)}}),
+		volume("fixed", "/v/fixed", configMapSource("fixed")),
+		volume("optional", "/v/optional", v1.VolumeSource{Secret: &v1.SecretVolumeSource{SecretName: "gone", Optional: &yes}}),
+		volume("down", "/v/down", v1.VolumeSource{DownwardAPI: &v1.DownwardAPIVolumeSource{Items: []v1.DownwardAPIVolumeFile{{Path: "name", Mode: m(0o600), FieldRef: &v1.ObjectFieldSelector{FieldPath: "metadata.name"}}}}}),
+		volume("all", "/v/all", v1.VolumeSource{Projected: &v1.ProjectedVolumeSource{DefaultMode: m(0o600), Sources: []v1.VolumeProjection{
+			{ConfigMap: &v1.ConfigMapProjection{LocalObjectReference: named("cm"), Items: []v1.KeyToPath{{Key: "empty", Path: "x/empty"}}}},
+			{Secret: &v1.SecretProjection{LocalObjectReference: named("s"), Items: []v1.KeyToPath{{Key: "user", Path: "x/user", Mode: m(0o640)}}}},
+			{DownwardAPI: &v1.DownwardAPIProjection{Items: []v1.DownwardAPIVolumeFile{{Path: "ns", FieldRef: &v1.ObjectFieldSelector{FieldPath: "metadata.namespace"}}}}},
+			{ServiceAccountToken: &v1.ServiceAccountTokenProjection{Path: "token", Audience: "me"}},
+		}}})))
+	var want []string
+	file := func(mode, name string, body []byte) {
+		want = append(want, fmt.Sprintf("%s %x ./%s", mode, sha256.Sum256(body), name))
+	}
+	file("600", "all/ns", []byte(n.name))
+	file("600", "all/x/empty", nil)
+	file("640", "all/x/user", []byte("u"))
+	for _, name := range []string{"a.b-c_d", "bin", "empty", "nasty", "zero"} {
+		file("644", "cm/"+name, append([]byte(data[name]), keys[name]...))
+	}
+	file("600", "down/name", []byte("pod"))
+	file("644", "fixed/k", []byte("v"))
+	file("755", "items/deep/bin", keys["bin"])
+	file("440", "items/deep/er/nasty", []byte(nasty))
+	file("400", "secret/key", bytes)
+	file("400", "secret/user", []byte("u"))
+	p.awaitLog("end\n")
+	got := strings.Split(strings.TrimSuffix(strings.TrimSpace(p.log()), "\nend"), "\n")
+	slices.SortFunc(got, func(a, b string) int {
+		return strings.Compare(a[strings.LastIndex(a, " "):], b[strings.LastIndex(b, " "):])
+	})
+	slices.SortFunc(want, func(a, b string) int {
+		return strings.Compare(a[strings.LastIndex(a, " "):], b[strings.LastIndex(b, " "):])
+	})
+	if g, w := strings.Join(got, "\n"), strings.Join(want, "\n"); g != w {
+		t.Errorf("got\n%s\nwant\n%s", g, w)
+	}
+	if open := login(t, "find "+p.dir()+"/vol -type d -printf '%m\\n' | sort -u; stat -c %a "+p.dir()); open != "700\n700" {
+		t.Errorf("directories of modes %q, want 700 only", open)
+	}
+	dir := login(t, "cd "+p.dir()+" && pwd")
+	kubectl(t, "-n", n.name, "delete", "pod", "pod", "--wait=true")
+	until(t, "the pod's directory to be removed", func() bool { return login(t, "ls -d "+dir+" 2>/dev/null; true") == "" })
 }

@@ -202,7 +202,7 @@ case $number in
 	missing=''
 	need 'A' "${APPTAINERENV_A-}"
 	need 'B' "${APPTAINERENV_B-}"
-	need 'no.shell' ''
+	need 'no.shell' "${KNOC_ENV_6e6f2e7368656c6c-}"
 	[ -z "$missing" ] || lost "missing value for $missing"
 	place 1 w "${APPTAINERENV_B-\$(B)}"'/'"${APPTAINERENV_A-\$(A)}"'-$(C)/'"${KNOC_ENV_6e6f2e7368656c6c-\$(no.shell)}"
 	nest "$volumes/w" run/pod.places/3.0 'w'
