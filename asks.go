@@ -124,6 +124,7 @@ func first(jobs []job) job {
 func (l *loop) absent(w *work, asked time.Time) {
 	switch {
 	case w.jobGone():
+		w.jobAsOf = later(w.jobAsOf, asked) // forgotten: it does not come back
 	case w.has("done") && terminalPhase(w.status.Phase):
 		w.ended, w.over, w.dirty = asked, true, true
 	case w.has("done") && w.absent.IsZero():

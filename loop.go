@@ -342,6 +342,10 @@ func (l *loop) decide(w *work, now time.Time, todo *plan) {
 	case w.refused != nil || w.jobGone():
 		// Nothing more will happen; the directory stays for its logs. Only who
 		// cancelled a job may be open: sacct knows, if it does soon.
+		if !w.over && w.mayComeBack() {
+			todo.live = true
+			todo.wantSqueue(later(w.ended.Add(staleFor), w.checkAt))
+		}
 		if w.over && w.asksWho() {
 			if late := w.ended.Add(whoWithin); now.Before(late) {
 				todo.sacct = append(todo.sacct, w)

@@ -211,7 +211,7 @@ func (w *work) read(restart int, offset int64, data []byte, asked, now time.Time
 			w.checkAt, w.checks = now.Add(500*time.Millisecond), 0
 		}
 	}
-	if !w.ended.IsZero() && !asked.Before(w.ended.Add(w.staleness())) {
+	if !w.ended.IsZero() && !asked.Before(w.ended.Add(w.staleness())) && !w.mayComeBack() {
 		w.over, w.dirty = true, true
 	}
 	return fresh
@@ -225,6 +225,15 @@ func (w *work) staleness() time.Duration {
 		return 0
 	}
 	return staleFor
+}
+
+// mayComeBack says that Slurm may yet take a job that has ended back into its
+// queue: one that may be requeued; but also one that no node could begin to run
+// ("launch failed requeued held"), whatever sbatch was told. It does so soon, and
+// squeue has not shown since that it did not.
+func (w *work) mayComeBack() bool {
+	return !w.ended.IsZero() && slurmStates[w.job.State].disruption && !w.deleting() &&
+		(w.claim() == "" || w.pod != nil && mayRequeue(w.pod)) && w.jobAsOf.Before(w.ended.Add(staleFor))
 }
 
 // observe takes in Slurm's word on the job, asked for at that time.
