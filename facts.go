@@ -2,6 +2,7 @@ package knoc
 
 import (
 	"net/netip"
+	"strings"
 	"time"
 
 	v1 "k8s.io/api/core/v1"
@@ -46,6 +47,7 @@ type run struct {
 	hooked     bool          // its postStart hook has ended well
 	started    bool          // its startup probe has passed
 	ready      bool          // as its readiness probe found last
+	turns      string        // the file in msg/ that has it; "": the journal
 	oom        bool          // the kernel killed a process of it for memory
 	message    bool          // it left a termination message
 	killed     string        // why its supervisor ended it, "" for not at all
@@ -113,7 +115,7 @@ func newFacts(journal []event) *facts {
 			if r := f.of(e); r != nil && !r.end.IsZero() {
 				r.backoff = time.Duration(e.num(2)) * time.Second
 			}
-		case "hook", "started", "ready", "kill", "oom", "message", "unmounted":
+		case "hook", "started", "ready", "turns", "kill", "oom", "message", "unmounted":
 			if r := f.of(e); r != nil {
 				r.note(e)
 			}
@@ -155,6 +157,8 @@ func (r *run) note(e event) {
 		r.started = true
 	case "ready":
 		r.ready = e.num(2) == 1
+	case "turns":
+		r.turns = e.text()
 	case "kill":
 		if r.killed == "" {
 			r.killed = e.Args[2]
@@ -165,6 +169,15 @@ func (r *run) note(e event) {
 		r.message = true
 	case "unmounted":
 		r.unmounted = true
+	}
+}
+
+// turn takes readiness from where it is kept when it changes all the time.
+func (f *facts) turn(texts map[string]string) {
+	for _, r := range f.runs {
+		if r.turns != "" && texts[r.turns] != "" {
+			r.ready = strings.HasPrefix(texts[r.turns], "1")
+		}
 	}
 }
 

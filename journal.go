@@ -32,6 +32,7 @@ var journalArgs = map[string]string{
 	"start":      "cn",   // container, attempt
 	"started":    "cn",   // container, attempt whose startup probe has passed
 	"ready":      "cnb",  // container, attempt, by its readiness probe
+	"turns":      "cn",   // container, attempt whose readiness is in msg/<container>.<attempt>.turn from here on
 	"unhealthy":  "cnpn", // container, attempt, probe, failures in a row; msg/<container>.<attempt>.<probe>
 	"hook":       "cnhx", // container, attempt, hook that ended, exit code
 	"kill":       "cncn", // container, attempt, why it is being ended, grace seconds
@@ -142,6 +143,8 @@ func (e event) text() string {
 		return e.Args[0] + "." + strconv.Itoa(int(e.num(1))) + "." + e.Args[2]
 	case "nomount":
 		return e.Args[0] + ".mount"
+	case "turns":
+		return e.Args[0] + "." + strconv.Itoa(int(e.num(1))) + ".turn"
 	case "pullfailed":
 		return e.Args[0] + ".pull"
 	}

@@ -269,6 +269,18 @@ func TestPodScriptHooks(t *testing.T) {
 			containers: []v1.Container{having(shContainer("a", "sleep 0.3; : >up; sleep 0.7"), post(execHook("echo hello")))},
 			before:     func(w *scriptRun) { w.write("late", "") },
 			check:      func(w *scriptRun) { w.order("start a 0", "hook a 0 post 0", "exit a 0 0", "done 0") }},
+		{name: "hooks that print without end", policy: v1.RestartPolicyNever, exit: 1,
+			containers: []v1.Container{having(having(shContainer("a", untilTerm), post(execHook("head -c 3000000 /dev/zero"))), pre(execHook("head -c 3000000 /dev/zero; exit 3")))},
+			do: func(w *scriptRun) {
+				w.await("hook a 0 post 0")
+				w.signal(syscall.SIGTERM)
+			},
+			check: func(w *scriptRun) {
+				w.order("hook a 0 post 0", "hook a 0 pre 3", "exit a 0 4", "done 1")
+				if post, pre := len(w.read("msg/a.0.post")), len(w.read("msg/a.0.pre")); post > 1024 || pre > 1024 {
+					w.t.Errorf("%d and %d bytes of them are kept", post, pre)
+				}
+			}},
 		{name: "postStart fails", policy: v1.RestartPolicyOnFailure,
 			containers: []v1.Container{
 				having(having(shContainer("a", "[ ! -e ran ] || exit 0; : >ran; "+untilTerm), post(execHook(`[ -e once ] || { : >once; echo no; exit 7; }; sleep 0.2`))), pre(execHook("echo farewell"))),
@@ -312,10 +324,10 @@ func TestPodScriptHooks(t *testing.T) {
 				w.order("kill b 0 stop 2", "exit b 0 137", "done 1")
 			}},
 		{name: "a shorter grace period ends preStop", policy: v1.RestartPolicyNever, exit: 1, most: 25 * time.Second,
-			containers: []v1.Container{having(shContainer("a", untilTerm), pre(execHook("echo in; exec sleep 100")))},
+			containers: []v1.Container{having(shContainer("a", untilTerm), pre(execHook("echo in >in; exec sleep 100")))},
 			do: func(w *scriptRun) {
 				term("a.0", "up")(w)
-				w.until("the hook", func() bool { return w.read("msg/a.0.pre") == "in\n" })
+				w.until("the hook", func() bool { return w.read("in") == "in\n" })
 				w.command(1, "stop - 1")
 				w.signal(syscall.SIGUSR1)
 			},

@@ -169,7 +169,10 @@ func TestProbeWarning(t *testing.T) {
 		r := newProbeRun(t, shell, c, 20, true)
 		r.begin()
 		r.await("ready a 0 1")
-		time.Sleep(1500 * time.Millisecond)
+		for since := time.Now(); strings.Count(r.read("journal.0"), "unhealthy") < 3 && time.Since(since) < 30*time.Second; {
+			time.Sleep(10 * time.Millisecond)
+		}
+		time.Sleep(time.Second)
 		if diff := cmp.Diff([]string{"unhealthy a 0 readiness 0", "ready a 0 1", "unhealthy a 0 readiness 0", "unhealthy a 0 readiness 0"}, r.stop()); diff != "" {
 			t.Errorf("journal (-want +got):\n%s", diff)
 		}

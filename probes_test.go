@@ -334,6 +334,47 @@ func TestProbeLiveness(t *testing.T) {
 	})
 }
 
+// A probe that comes and goes all the time does not make the journal grow without
+// end, and its last word is known all the same.
+func TestProbeTurns(t *testing.T) {
+	t.Parallel()
+	eachShell(t, func(t *testing.T, shell []string) {
+		r := newProbeRun(t, shell, with(func(c *v1.Container) {
+			c.ReadinessProbe = quick(shProbe(`if [ -e stay ]; then [ -e good ]; exit; fi; if [ -e up ]; then rm up; else : >up; exit 1; fi`))
+			c.ReadinessProbe.FailureThreshold = 1
+		}), 2, false)
+		r.begin()
+		r.await("turns a 0")
+		turn := func(want string) {
+			t.Helper()
+			for since := time.Now(); r.read("msg/a.0.turn") != want; time.Sleep(5 * time.Millisecond) {
+				if time.Since(since) > 20*time.Second {
+					t.Fatalf("msg/a.0.turn is %q, want %q", r.read("msg/a.0.turn"), want)
+				}
+			}
+		}
+		turn("0\n")
+		turn("1\n")
+		turn("0\n")
+		r.write("good", "")
+		r.write("stay", "")
+		turn("1\n")
+		os.Remove(filepath.Join(r.dir, "good"))
+		turn("0\n")
+		time.Sleep(200 * time.Millisecond)
+		turn("0\n")
+		turns := 0
+		for _, f := range r.stop() {
+			if strings.HasPrefix(f, "ready") {
+				turns++
+			}
+		}
+		if turns != 20 {
+			t.Errorf("%d turns are in the journal, want 20", turns)
+		}
+	})
+}
+
 func TestProbeStartup(t *testing.T) {
 	t.Parallel()
 	eachShell(t, func(t *testing.T, shell []string) {

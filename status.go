@@ -70,6 +70,7 @@ func fold(pod *v1.Pod, o observed) v1.PodStatus {
 		return s
 	}
 	f := newFacts(o.Journal)
+	f.turn(o.Messages)
 	end := ending(pod, &o, f)
 	wait := waiting(pod, &o, f)
 

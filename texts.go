@@ -75,6 +75,22 @@ func (p *KNOCProvider) eventsIn(uid types.UID, at position, piece []byte) []even
 	return parseJournal(slices.Concat(line, piece))
 }
 
+// textsIn are the files that a piece of a journal refers to, and those that change
+// without a word in it.
+func (p *KNOCProvider) textsIn(uid types.UID, at position, piece []byte) []string {
+	files := wantedTexts(p.eventsIn(uid, at, piece))
+	p.mu.RLock()
+	defer p.mu.RUnlock()
+	if w := p.works[uid]; w != nil {
+		for _, file := range w.turns {
+			if !slices.Contains(files, file) {
+				files = append(files, file)
+			}
+		}
+	}
+	return files
+}
+
 // adoptTexts reads the texts of pods whose directories a starting knoc found. It
 // does without rather than not start.
 func (l *loop) adoptTexts(all []found) map[types.UID]map[string]string {

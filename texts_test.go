@@ -1,6 +1,7 @@
 package knoc
 
 import (
+	"fmt"
 	"strings"
 	"testing"
 	"time"
@@ -66,6 +67,29 @@ func TestTerminationMessageComesLate(t *testing.T) {
 	if got := lastMessage(k.wait(pod.UID, "Failed", inPhase(v1.PodFailed))); got != "late" {
 		t.Errorf("message %q, want late", got)
 	}
+}
+
+// Readiness that changes all the time is in a file, which is read again at each
+// marker, and when knoc starts again.
+func TestReadinessInAFile(t *testing.T) {
+	k := newKnocTest(t)
+	k.start()
+	p := k.pod("turns", k.leaves("uid-turns", "main.0.turn", `0\n`)+k.says("uid-turns", "ready main 0 1")+k.says("uid-turns", "turns main 0")+
+		"while [ ! -e "+k.cluster.Home+"/go ]; do sleep 0.05; done; exit 3")
+	p.Spec.Containers[0].ReadinessProbe = shProbe("true")
+	pod := k.api.create(p)
+	ready := func(want bool) func(*v1.Pod) bool {
+		return func(p *v1.Pod) bool {
+			return p.Status.Phase == v1.PodRunning && len(p.Status.ContainerStatuses) > 0 && p.Status.ContainerStatuses[0].Ready == want
+		}
+	}
+	k.wait(pod.UID, "not ready", ready(false))
+	for i, want := range []bool{true, false, true} {
+		k.cluster.Sh(fmt.Sprintf("cd .knoc/knoc-c1; echo %d >uid-turns/msg/new; mv uid-turns/msg/new uid-turns/msg/main.0.turn; : >changed/uid-turns.0-p.%d", map[bool]int{true: 1}[want], i+100))
+		k.wait(pod.UID, fmt.Sprint("ready: ", want), ready(want))
+	}
+	k.cluster.Sh("touch go")
+	k.wait(pod.UID, "Failed", inPhase(v1.PodFailed))
 }
 
 func TestTerminationMessageAfterARestart(t *testing.T) {

@@ -206,7 +206,7 @@ func (p *KNOCProvider) readJournals(ctx context.Context, a asker, want map[types
 	})
 	var names []textName
 	for _, r := range pieces {
-		for _, file := range wantedTexts(p.eventsIn(r.uid, r.at, r.text)) {
+		for _, file := range p.textsIn(r.uid, r.at, r.text) {
 			names = append(names, textName{r.uid, file})
 		}
 	}
@@ -217,7 +217,7 @@ func (p *KNOCProvider) readJournals(ctx context.Context, a asker, want map[types
 	kept := pieces[:0]
 	for _, r := range pieces {
 		complete := true
-		for _, file := range wantedTexts(p.eventsIn(r.uid, r.at, r.text)) {
+		for _, file := range p.textsIn(r.uid, r.at, r.text) {
 			name := textName{r.uid, file}
 			text, there := texts[name]
 			switch since := missing[name]; {

@@ -51,6 +51,7 @@ type work struct {
 	journal   []byte
 	events    []event
 	texts     map[string]string // what the events refer to in msg/
+	turns     []string          // those of them that change without an event
 	eventTime time.Time         // when the journal last grew, by our clock
 	readAt    time.Time         // when it was last read, grown or not
 	measured  int               // how many of them knoc's own metrics have seen
@@ -202,6 +203,12 @@ func (w *work) read(restart int, offset int64, data []byte, asked, now time.Time
 	if restart == w.restart && offset <= int64(len(w.journal)) && offset+int64(len(data)) > int64(len(w.journal)) {
 		w.journal = append(w.journal, data[int64(len(w.journal))-offset:]...)
 		w.events = parseJournal(w.journal)
+		w.turns = nil
+		for _, r := range newFacts(w.events).runs {
+			if r.turns != "" {
+				w.turns = append(w.turns, r.turns)
+			}
+		}
 		w.eventTime, w.staged, w.dirty, fresh = now, true, true, true
 		if id := w.claim(); id != "" && id != w.jobID {
 			w.setJob(id, now) // whoever holds the claim runs the pod

@@ -940,6 +940,21 @@ launched() {
 	done
 }
 
+# hook FILE PROGRAM ARGUMENT…: starts a hook and sets child to it. Of what it
+# prints only the beginning is kept: it may print for hours.
+hook() {
+	pipe=run/$1 say=msg/$1
+	[ -p "$pipe" ] || mkfifo "$pipe"
+	{
+		head -c 1024 >"$say"
+		exec cat >/dev/null
+	} <"$pipe" &
+	reader=$!
+	shift
+	"$@" </dev/null >"$pipe" 2>&1 &
+	child=$!
+}
+
 follow_1() { # web; ATTEMPT
 	launched web "$1"
 	kill -USR1 $$

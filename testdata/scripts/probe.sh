@@ -356,6 +356,10 @@ pause() {
 # note WORD ARGUMENT…: as in pod.sh; each probe is a writer of its own.
 note() {
 	date "+%s $*" >>"$journal" || date "+%s $*" >>"$journal"
+	mark
+}
+
+mark() {
 	count=$((count + 1))
 	last=$marker
 	marker=../changed/$uid.$restart-$writer.$count
@@ -404,6 +408,20 @@ report() {
 	mv -f "run/$name.$kind" "msg/$name.$attempt.$kind" && note unhealthy "$name" "$attempt" "$kind" "$1"
 }
 
+# turn READY: tells that readiness has changed. The journal takes the first turns of
+# a run, and then the word that a file has the newest one from there on: a probe may
+# come and go every second for weeks.
+turn() {
+	ready=$1 turns=$((turns + 1))
+	if [ "$turns" -le 20 ]; then
+		note ready "$name" "$attempt" "$ready"
+		return
+	fi
+	echo "$ready" >"run/$name.turn"
+	mv -f "run/$name.turn" "msg/$name.$attempt.turn"
+	if [ "$turns" -eq 21 ]; then note turns "$name" "$attempt"; else mark; fi
+}
+
 # probing KIND: one probe of this container over and over; in a subshell. The
 # thresholds are the kubelet's (doProbe in pkg/kubelet/prober/worker.go). A startup
 # probe ends when it has passed or failed for good, a liveness probe in the latter
@@ -411,7 +429,7 @@ report() {
 probing() {
 	kind=$1
 	writer=p$number${kind%"${kind#?}"}$attempt count=0 marker=''
-	busy='' quit='' passed='' ready=0 was='' row=0 window=-100000 told=0
+	busy='' quit='' passed='' ready=0 was='' row=0 window=-100000 told=0 turns=0
 	trap 'quit=1; cut' TERM
 	clock
 	due=$((began + delay * second))
@@ -447,7 +465,7 @@ probing() {
 		due=$((due + period * second))
 		while [ $((due + period * second)) -le "$clock" ]; do due=$((due + period * second)); done
 	done
-	if [ "$ready" = 1 ] && alive; then note ready "$name" "$attempt" 0; fi
+	if [ "$ready" = 1 ] && alive; then turn 0; fi
 }
 
 # good and bad: what follows when the probe has come to that threshold; succeed if
@@ -455,8 +473,7 @@ probing() {
 good() {
 	case $kind in
 	readiness)
-		[ "$ready" = 1 ] || note ready "$name" "$attempt" 1
-		ready=1
+		[ "$ready" = 1 ] || turn 1
 		;;
 	startup)
 		note started "$name" "$attempt"
@@ -471,8 +488,7 @@ good() {
 
 bad() {
 	if [ "$kind" = readiness ]; then
-		[ "$ready" = 0 ] || note ready "$name" "$attempt" 0
-		ready=0
+		[ "$ready" = 0 ] || turn 0
 		return 1
 	fi
 	echo "$grace $kind" >"run/$name.kill.new"
