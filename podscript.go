@@ -86,6 +86,7 @@ type scriptContainer struct {
 	// Post and Pre are the hooks as one simple command each; nil: none. $1 of Pre
 	// is how many seconds it may take.
 	Post, Pre []word
+	Signal    int  // stops it instead of TERM; 0: none
 	Probed    bool // run/probe.sh is to run beside it
 	Startup   bool // run/probe.sh says when it has started
 	Fallback  bool // the end of its log stands in for a termination message
@@ -179,6 +180,7 @@ func newPodScript(pod *v1.Pod, cfg scriptConfig) (*podScript, error) {
 		}
 		sc.Fresh = s.Mapped || s.has(c.Name) || sc.Dev != nil
 		sc.Set, sc.Eval = program(c, cfg)
+		sc.Signal = stopSignal(c)
 		sc.Enter, sc.User = enterAs(pod, c)
 		if sc.Places, err = placesOf(pod, c, envPrefix(cfg.Runtime)); err != nil {
 			return nil, err
@@ -278,6 +280,11 @@ func (s *podScript) Rooms() bool {
 
 // Followed says whether any container has a postStart hook or probes.
 func (s *podScript) Followed() bool { return slices.ContainsFunc(s.All(), scriptContainer.Follow) }
+
+// Signals says whether any container is stopped by another signal than TERM.
+func (s *podScript) Signals() bool {
+	return slices.ContainsFunc(s.All(), func(c scriptContainer) bool { return c.Signal != 0 })
+}
 
 // Posts says whether any container has a postStart hook.
 func (s *podScript) Posts() bool {

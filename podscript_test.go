@@ -228,6 +228,21 @@ func TestPodScriptClaim(t *testing.T) {
 	})
 }
 
+func signalled(name string, s v1.Signal, script string) v1.Container {
+	c := shContainer(name, script)
+	c.Lifecycle = &v1.Lifecycle{StopSignal: &s}
+	return c
+}
+
+func TestStopNumber(t *testing.T) {
+	t.Parallel()
+	for s, want := range map[v1.Signal]int{"SIGTERM": 15, "SIGUSR1": 10, "SIGRTMIN+1": 35, "SIGRTMIN+15": 49, "SIGRTMAX-14": 50, "SIGRTMAX-1": 63, "SIGRTMAX": 64, "SIGSTOP": 0, "SIGCHLD": 0, "SIGRTMIN+16": 0, "SIGRTMAX-15": 0, "SIGRTMIN+-1": 0, "; id": 0, "": 0} {
+		if got := stopNumber(s); got != want {
+			t.Errorf("%s is %d, want %d", s, got, want)
+		}
+	}
+}
+
 func TestPodScriptStop(t *testing.T) {
 	t.Parallel()
 	always := v1.RestartPolicyAlways
@@ -242,6 +257,14 @@ func TestPodScriptStop(t *testing.T) {
 			w.awaitLog("a.0", "up")
 			w.signal(syscall.SIGTERM)
 		}, []string{"start a 0", "stopping 30", "kill a 0 stop 30", "exit a 0 4", "done 1"}, 5 * time.Second},
+		{"a signal of its own", []v1.Container{signalled("a", "SIGUSR1", strings.ReplaceAll(untilTerm, "TERM", "USR1"))}, func(w *scriptRun) {
+			w.awaitLog("a.0", "up")
+			w.signal(syscall.SIGTERM)
+		}, []string{"start a 0", "stopping 30", "kill a 0 stop 30", "exit a 0 4", "done 1"}, 5 * time.Second},
+		{"at once", []v1.Container{signalled("a", "SIGKILL", "trap '' TERM; echo up; while :; do sleep 0.1; done")}, func(w *scriptRun) {
+			w.awaitLog("a.0", "up")
+			w.signal(syscall.SIGTERM)
+		}, []string{"start a 0", "stopping 30", "kill a 0 stop 30", "exit a 0 137", "done 1"}, 5 * time.Second},
 		{"scancel to every process", []v1.Container{shContainer("a", untilTerm)}, func(w *scriptRun) {
 			w.awaitLog("a.0", "up")
 			syscall.Kill(-w.cmd.Process.Pid, syscall.SIGTERM)

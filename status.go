@@ -278,6 +278,9 @@ func (c *containers) statuses(specs []v1.Container, old []v1.ContainerStatus, in
 func (c *containers) status(spec *v1.Container, old v1.ContainerStatus, init bool) v1.ContainerStatus {
 	s := old
 	s.Name, s.Image, s.State = spec.Name, spec.Image, v1.ContainerState{}
+	if spec.Lifecycle != nil && spec.Lifecycle.StopSignal != nil {
+		s.StopSignal = spec.Lifecycle.StopSignal
+	}
 	r := c.f.runs[spec.Name]
 	if r != nil && !r.unpulled {
 		if images := c.o.Images[spec.Name]; int(r.image) < len(images) {

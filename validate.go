@@ -195,7 +195,7 @@ var fieldRules = map[reflect.Type]map[string]rule{
 	typeOf[v1.Lifecycle](): {
 		"postStart":  honour("the next container starts when it has ended"),
 		"preStop":    honour("within the grace period"),
-		"stopSignal": reject("containers are stopped by SIGTERM; handle it in the program", "SIGTERM"),
+		"stopSignal": honour("the signals that the runtime hands on, which those for job control are not"),
 	},
 	typeOf[v1.LifecycleHandler](): {"exec": honour(""), "httpGet": honour(""), "tcpSocket": honour("fails, as with a kubelet"), "sleep": honour("")},
 	typeOf[v1.SleepAction]():      {"seconds": honour("")},
@@ -318,6 +318,7 @@ func checkPod(pod *v1.Pod) (sentences []string, err error) {
 	k.checkScratchVolumes(pod)
 	k.containers(pod)
 	k.hooks(pod)
+	k.signals(pod)
 	k.messages(pod)
 	k.devices(pod)
 	k.users(pod)

@@ -283,7 +283,7 @@ func TestCheckPodRefused(t *testing.T) {
 		{spec(`securityContext: {windowsOptions: {hostProcess: true}}`), "windowsOptions is not supported"},
 		{spec(`securityContext: {seccompProfile: {type: Localhost, localhostProfile: p.json}}`), "spec.securityContext.seccompProfile.localhostProfile: p.json is not supported"},
 		{spec(`restartPolicy: Sometimes`), `InvalidPod: spec.restartPolicy: "Sometimes"`},
-		{container(`lifecycle: {stopSignal: SIGUSR1}`), "spec.containers[c].lifecycle.stopSignal: SIGUSR1 is not supported"},
+		{container(`lifecycle: {stopSignal: SIGSTOP}`), `container c: lifecycle.stopSignal: "SIGSTOP" is not supported: the runtime does not hand it on`},
 		{container(`lifecycle: {preStop: {exec: {}}}`), "InvalidPod: container c: lifecycle.preStop"},
 		{container(`terminationMessagePath: message`), `container c: terminationMessagePath: "message" is not supported; use an absolute path`},
 		{container(`terminationMessagePath: /dev/shm/message`), `container c: terminationMessagePath: "/dev/shm/message" is not supported: /dev/shm is the runtime's own; use another path`},
@@ -361,7 +361,7 @@ func TestCheckPodRefused(t *testing.T) {
 	}
 
 	// All of what is wrong is said at once, each thing once.
-	_, err := checkPod(podFrom(t, `spec: {hostPID: true, volumes: [{name: v, iscsi: {lun: 1, iqn: a, targetPortal: b}}], containers: [{name: c, image: i, lifecycle: {stopSignal: SIGINT}}]}`))
+	_, err := checkPod(podFrom(t, `spec: {hostPID: true, volumes: [{name: v, iscsi: {lun: 1, iqn: a, targetPortal: b}}], containers: [{name: c, image: i, lifecycle: {stopSignal: SIGTSTP}}]}`))
 	if err == nil || strings.Count(err.Error(), "is not supported") != 3 || !strings.HasPrefix(err.Error(), "UnsupportedVolume: spec.volumes[v].iscsi") {
 		t.Fatal(err)
 	}
