@@ -28,6 +28,7 @@ type facts struct {
 	full                string           // an emptyDir that became too large
 	unmounted           string           // a volume that the node lacks
 	noids               string           // what the node lacks for user ids of the pod's own
+	noshare             bool             // no common process namespace could be made
 }
 
 // runs are the newest run of a container and the one before.
@@ -125,6 +126,8 @@ func newFacts(journal []event) *facts {
 			f.unmounted = e.Args[0]
 		case "noids":
 			f.noids = e.Args[0]
+		case "noshare":
+			f.noshare = true
 		case "stopping":
 			f.stopping = firstTime(f.stopping, e.Time)
 		case "deadline":

@@ -46,6 +46,7 @@ var journalArgs = map[string]string{
 	"stopping":   "n",    // grace seconds
 	"ack":        "n",    // sequence number of a command
 	"noids":      "w",    // what the node lacks for user ids of the pod's own
+	"noshare":    "",     // the node lacks what a common process namespace needs
 	"nodev":      "",     // nothing can be mounted below /dev
 	"full":       "c",    // emptyDir that has become larger than its limit
 	"nomount":    "c",    // volume that the node lacks; the text is in msg/<volume>.mount

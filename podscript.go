@@ -59,6 +59,7 @@ type podScript struct {
 	Init, Containers     []scriptContainer
 	Hosted               []hostVolume
 	HostPaths            []string
+	Shared               bool // the containers have one process namespace
 	scratchData
 }
 
@@ -130,6 +131,7 @@ func newPodScript(pod *v1.Pod, cfg scriptConfig) (*podScript, error) {
 		Usage:       cfg.UsageSeconds,
 		Hosted:      cfg.Hosted,
 		HostPaths:   cfg.HostPaths,
+		Shared:      isTrue(pod.Spec.ShareProcessNamespace),
 	}
 	if d := pod.Spec.ActiveDeadlineSeconds; d != nil {
 		s.Deadline = *d

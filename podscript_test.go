@@ -476,6 +476,9 @@ func TestPodGoldens(t *testing.T) {
 				if err != nil || len(out) > 0 {
 					t.Fatalf("%s -n: %v\n%s", shell[0], err, out)
 				}
+				if isTrue(pod.Spec.ShareProcessNamespace) {
+					needNamespaces(t)
+				}
 				b := newBase(t)
 				w := stageScript(t, b, pod, nil)
 				// This machine may have no subordinate ids, and has no image files.

@@ -214,10 +214,14 @@ func dropped(c *v1.Container) []string {
 	return []string{strings.Join(names, ",")}
 }
 
-// launcher are the words before the runtime: into the pod's user namespace, then
-// those in between.
-func launcher(c *v1.Container, between []word) []word {
-	words := append([]word{`${holder:+nsenter -U -t "$holder" --}`}, between...)
+// launcher are the words before the runtime: into the pod's user namespace, where
+// a shared process namespace leads to already, then those in between.
+func launcher(c *v1.Container, shared bool, between []word) []word {
+	var words []word
+	if !shared {
+		words = append(words, `${holder:+nsenter -U -t "$holder" --}`)
+	}
+	words = append(words, between...)
 	if s := c.SecurityContext; s != nil && s.AllowPrivilegeEscalation != nil && !*s.AllowPrivilegeEscalation {
 		// The runtime does so itself for all but root.
 		words = append(words, "${holder:+setpriv --no-new-privs}")

@@ -39,7 +39,12 @@ func runtimeArgv(pod *v1.Pod, c *v1.Container, cfg scriptConfig) ([][]word, erro
 		dir = quote(c.WorkingDir)
 	}
 	mapped := isMapped(pod)
-	options := []word{"--containall", "--no-eval", "--no-umask"}
+	contain := word("--containall")
+	shared := isTrue(pod.Spec.ShareProcessNamespace)
+	if shared {
+		contain = "--contain --cleanenv --ipc" // all of it but the process namespace
+	}
+	options := []word{contain, "--no-eval", "--no-umask"}
 	if asksFor(c, nvidiaGPU) {
 		options = append(options, "--nv")
 	}
@@ -60,12 +65,16 @@ func runtimeArgv(pod *v1.Pod, c *v1.Container, cfg scriptConfig) ([][]word, erro
 		finder = placeWords(pod, c)
 	}
 	if mapped {
-		argv[0] = append(launcher(c, finder), quote(cfg.Runtime), "--silent", action)
+		argv[0] = append(launcher(c, shared, finder), quote(cfg.Runtime), "--silent", action)
 		if users := userOptions(pod, c); users != nil {
 			argv = append(argv, users)
 		}
 	} else {
 		argv[0] = append(finder, argv[0]...)
+	}
+	if shared {
+		join := word(`nsenter -F -U -m -p -w ${keep:+--preserve-credentials} -t "$shared" -- sh -c "$joined" ` + c.Name + ` "$attempt" "$using"`)
+		argv = append([][]word{{join}}, argv...)
 	}
 	if ownHosts(pod) && !slices.ContainsFunc(mounts, func(m mount) bool { return m.Target == "/etc/hosts" }) {
 		mounts = append(mounts, mount{Source: "run/pod.hosts", Target: "/etc/hosts"})

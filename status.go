@@ -171,6 +171,8 @@ func ending(pod *v1.Pod, o *observed, f *facts) *podEnd {
 		return failed("Evicted", evicted(pod, f.full), false)
 	case f.unmounted != "" && f.ended && len(f.runs) == 0 && !interrupted:
 		return failed("FailedMount", o.mountError(f.unmounted), false)
+	case f.noshare && f.ended && len(f.runs) == 0 && !interrupted:
+		return failed("NoSharedProcessNamespace", "shareProcessNamespace: no common process namespace could be made on the compute node: it needs unshare (util-linux 2.35 or later), nsenter and user namespaces", false)
 	case deadline && (f.ended || gone),
 		f.ended && interrupted && pastDeadline(pod, o, f, f.stopping),
 		over && !f.ended && (o.Job.State == "TIMEOUT" || o.Job.State == "DEADLINE") && pastDeadline(pod, o, f, o.Job.End):

@@ -383,6 +383,10 @@ func checkEphemeral(pod *v1.Pod, e *v1.EphemeralContainer) (sentences []string, 
 			s.Capabilities = nil
 		}
 	}
+	if isTrue(pod.Spec.ShareProcessNamespace) { // the target's processes are there
+		e = e.DeepCopy()
+		e.TargetContainerName = ""
+	}
 	k.fields(at, reflect.ValueOf(e).Elem())
 	k.texts(at, reflect.ValueOf(*e))
 	k.container(pod, asContainer(e))

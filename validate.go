@@ -77,7 +77,7 @@ var fieldRules = map[reflect.Type]map[string]rule{
 		"hostNetwork":                   honour("pods always use the compute node's network; with it they have its host name too"),
 		"hostPID":                       reject("containers have their own process namespace"),
 		"hostIPC":                       reject("containers have their own IPC namespace"),
-		"shareProcessNamespace":         reject("containers of a pod have their own process namespaces", "false"),
+		"shareProcessNamespace":         honour("what a container leaves behind in it ends with the pod; needs user namespaces"),
 		"securityContext":               honour(""),
 		"imagePullSecrets":              honour("the credentials are used for the pull only"),
 		"hostname":                      honour(ownHostName),
@@ -161,7 +161,7 @@ var fieldRules = map[reflect.Type]map[string]rule{
 	typeOf[v1.GRPCAction]():      {"port": honour("at the pod's address"), "service": honour(""), "mode": honour("")},
 	typeOf[v1.EphemeralContainer](): {
 		"":                    honour(""),
-		"targetContainerName": ignore("ephemeral containers have a process namespace of their own"),
+		"targetContainerName": ignore("ephemeral containers have a process namespace of their own, unless the pod has shareProcessNamespace"),
 	},
 	typeOf[v1.PodSecurityContext](): {
 		"seLinuxOptions":           reject(noPrivilege),

@@ -270,7 +270,6 @@ func TestCheckPodRefused(t *testing.T) {
 	for _, tc := range []struct{ text, want string }{
 		{spec(`hostPID: true`), "UnsupportedField: spec.hostPID: true is not supported: "},
 		{spec(`hostIPC: true`), "spec.hostIPC: true is not supported: "},
-		{spec(`shareProcessNamespace: true`), "spec.shareProcessNamespace: true is not supported"},
 		{spec(`os: {name: windows}`), "spec.os.name: windows is not supported"},
 		{spec(`resourceClaims: [{name: a}]`), "spec.resourceClaims is not supported"},
 		{spec(`resources: {limits: {cpu: 1}}`), "spec.resources is not supported"},
