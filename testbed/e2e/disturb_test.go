@@ -5,6 +5,7 @@ package e2e
 import (
 	"fmt"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -110,9 +111,12 @@ func powerLoss(t *testing.T) {
 	startKnoc(t, "knoc-power", newProxy(t).args()...)
 	n := newNamespaceOn(t, "knoc-power")
 	p := n.createOne(n.shell("pod", "echo up; exec sleep 1000", counted, flags("--nodelist=n2")))
+	mapped := n.createOne(n.shell("users", "mkdir -m 700 /data/private; echo x >/data/private/x; echo up; exec sleep 1000", users, emptyDir("data", "/data"), flags("--nodelist=n2")))
 	p.await("Running", running("main"))
+	mapped.awaitLog("up")
 	command(t, "KNOC_NODE_OFF", "n2")
-	t.Cleanup(func() { command(t, "KNOC_NODE_ON", "n2") })
+	on := sync.OnceFunc(func() { command(t, "KNOC_NODE_ON", "n2") })
+	t.Cleanup(on)
 	o := p.awaitPhase("Failed")
 	if text := o.Status.Reason + " " + o.Status.Message; !strings.Contains(strings.ToLower(text), "node") {
 		t.Errorf("reason %q, message %q; want the node's failure", o.Status.Reason, o.Status.Message)
@@ -126,6 +130,15 @@ func powerLoss(t *testing.T) {
 	}
 	if s := status(o, "main"); s.State.Terminated == nil {
 		t.Errorf("container is %+v", s.State)
+	}
+	// What the other one's users left there goes with the next pod on that node.
+	mapped.awaitPhase("Failed")
+	job := mapped.awaitJob()
+	on()
+	next := n.createOne(n.shell("next", "true", flags("--nodelist=n2")))
+	next.awaitPhase("Succeeded")
+	if left := mapped.leftOn("n2", job); left != "" {
+		t.Errorf("left on n2: %s", left)
 	}
 }
 

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/util/intstr"
 )
 
 // sidecar is an init container that is restarted whenever it ends.
@@ -228,5 +229,85 @@ func TestLifeOwnPolicies(t *testing.T) {
 		}))).awaitPhase(v1.PodSucceeded)
 	if s := status(o, "main"); s.RestartCount != 1 || exitCode(o, "main") != 0 {
 		t.Errorf("status %+v, want one restart and exit code 0", s)
+	}
+}
+
+// HTTP hooks ask a server of the pod.
+func TestLifeHTTPHooks(t *testing.T) {
+	t.Parallel()
+	n := newNamespace(t)
+	get := func(path string) *v1.LifecycleHandler {
+		return &v1.LifecycleHandler{HTTPGet: &v1.HTTPGetAction{Path: path, Port: intstr.FromInt32(18341)}}
+	}
+	pods := n.create(
+		n.shell("asks", `trap 'sleep 6; exit 0' TERM; while :; do sleep 0.2; done`, grace(30),
+			sidecar("server", "exec httpd -f -v -p 18341 -h /tmp"), func(p *v1.Pod) {
+				p.Spec.InitContainers[0].StartupProbe = probe(v1.ProbeHandler{TCPSocket: &v1.TCPSocketAction{Port: intstr.FromInt32(18341)}}, 60)
+			}, mainContainer(func(c *v1.Container) {
+				c.Lifecycle = &v1.Lifecycle{PostStart: get("/post?a=b"), PreStop: get("/pre")}
+			})),
+		n.shell("nobody", "exec sleep 1000", mainContainer(func(c *v1.Container) {
+			c.Lifecycle = &v1.Lifecycle{PostStart: &v1.LifecycleHandler{HTTPGet: &v1.HTTPGetAction{Path: "/", Port: intstr.FromInt32(18342)}}}
+		})))
+	pods[0].await("running", running("main"))
+	pods[0].awaitLog("url:/post?a=b", "-c", "server")
+	pods[0].kubectl("delete", "pod", "asks", "--wait=false")
+	pods[0].awaitLog("url:/pre", "-c", "server")
+	pods[1].awaitPhase(v1.PodFailed)
+	pods[1].awaitEvent("FailedPostStartHook")
+	pods[0].awaitGone()
+}
+
+// A container is stopped by the signal that it names.
+func TestLifeStopSignal(t *testing.T) {
+	t.Parallel()
+	n := newNamespace(t)
+	signal := func(s v1.Signal) func(*v1.Pod) {
+		return func(p *v1.Pod) {
+			p.Spec.OS = &v1.PodOS{Name: v1.Linux}
+			p.Spec.Containers[0].Lifecycle = &v1.Lifecycle{StopSignal: &s}
+		}
+	}
+	const script = `trap 'exit 4' TERM; trap 'exit 5' INT; trap 'exit 6' USR1; echo up; while :; do sleep 0.2; done`
+	pods := n.create(
+		n.shell("int", script, signal("SIGINT")),
+		n.shell("usr1", script, signal("SIGUSR1"), users),
+		n.shell("kill", script, signal("SIGKILL")))
+	for i, want := range []int32{5, 6, 137} {
+		p := pods[i]
+		p.awaitLog("up")
+		if p.now().Spec.Containers[0].Lifecycle == nil || p.now().Spec.Containers[0].Lifecycle.StopSignal == nil {
+			t.Skip("the API server has no stopSignal")
+		}
+		began := time.Now()
+		p.kubectl("delete", "pod", p.name, "--wait=true", "--timeout=60s")
+		if code := exitCode(p.now(), "main"); code != want || time.Since(began) > 20*time.Second {
+			t.Errorf("%s: exit code %d after %v, want %d", p.name, code, time.Since(began), want)
+		}
+	}
+}
+
+// Probes and ephemeral containers of a pod with users.
+func TestLifeUsers(t *testing.T) {
+	t.Parallel()
+	n := newNamespace(t)
+	p := n.createOne(n.shell("pod", "trap 'exit 5' TERM; touch /tmp/mine; echo up; while :; do sleep 0.2; done", users, mainContainer(func(c *v1.Container) {
+		c.StartupProbe = shProbe("test -e /tmp/mine", 30)
+		c.ReadinessProbe = shProbe("test -O /tmp/mine && test -e /tmp/ready", 1)
+		c.LivenessProbe = shProbe("test $(id -u) = 1234", 1)
+	})))
+	p.await("started", func(o *v1.Pod) bool { s := status(o, "main").Started; return s != nil && *s })
+	p.kubectl("exec", "pod", "--", "touch", "/tmp/ready")
+	p.await("ready", isReady)
+	p.debug("debugger", "id -u; id -G; cd /proc/self && echo entered; sleep 1000")
+	p.await("debugger running", running("debugger"))
+	until(t, "the debugger's log", func() bool { return p.log("-c", "debugger") == "1234\n5678 77 88 1000620000\nentered\n" })
+	if out := p.kubectl("exec", "pod", "-c", "debugger", "--", "id", "-u"); out != "1234\n" {
+		t.Errorf("exec: %q", out)
+	}
+	p.kubectl("exec", "pod", "--", "rm", "/tmp/ready")
+	p.await("not ready", notReady)
+	if s := status(p.now(), "main"); s.RestartCount != 0 {
+		t.Errorf("its liveness probe ended it: %+v", s)
 	}
 }
