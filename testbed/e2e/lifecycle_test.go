@@ -241,7 +241,7 @@ func TestLifeHTTPHooks(t *testing.T) {
 	}
 	pods := n.create(
 		n.shell("asks", `trap 'sleep 6; exit 0' TERM; while :; do sleep 0.2; done`, grace(30),
-			sidecar("server", "exec httpd -f -v -p 18341 -h /tmp"), func(p *v1.Pod) {
+			sidecar("server", "exec httpd -f -vv -p 18341 -h /tmp"), func(p *v1.Pod) {
 				p.Spec.InitContainers[0].StartupProbe = probe(v1.ProbeHandler{TCPSocket: &v1.TCPSocketAction{Port: intstr.FromInt32(18341)}}, 60)
 			}, mainContainer(func(c *v1.Container) {
 				c.Lifecycle = &v1.Lifecycle{PostStart: get("/post?a=b"), PreStop: get("/pre")}

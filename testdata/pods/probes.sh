@@ -949,6 +949,7 @@ hook() {
 		head -c 1024 >"$say"
 		exec cat >/dev/null
 	} <"$pipe" &
+	# shellcheck disable=SC2034 # not every hook asks
 	reader=$!
 	shift
 	"$@" </dev/null >"$pipe" 2>&1 &

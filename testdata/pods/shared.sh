@@ -731,20 +731,34 @@ wipe() {
 	rm -rf "$@" 2>/dev/null
 }
 
-# prepare: makes the directory, and removes those of jobs that are no more.
-prepare() {
+# shelter DIRECTORY: sets place to a name for the pod's directory, in one of this
+# user's alone below a directory that everybody may write to. Removes what is
+# there of jobs that are no more.
+shelter() {
 	while read -r key me rest; do
 		case $key in Uid:) break ;; esac
 	done </proc/self/status
-	base=/tmp
-	case $TMPDIR in *[!A-Za-z0-9._/@+~=-]*) ;; /*) base=$TMPDIR ;; esac
-	base=$base/knoc-$me
+	base=$1/knoc-$me
 	[ -d "$base" ] || mkdir "$base" 2>/dev/null
-	# Anybody can make that name in /tmp before.
+	# Anybody can make that name there before.
 	# shellcheck disable=SC3067 # -O: dash, bash and busybox have it
 	if ! { [ -d "$base" ] && [ ! -L "$base" ] && [ -O "$base" ]; }; then
 		base=$(mktemp -d "$base.XXXXXX") || return
 	fi
+	born $$
+	place=$base/$SLURM_JOB_ID.$$.$start
+	for old in "$base"/*.*.*; do
+		pid=${old%.*}
+		pid=${pid##*.}
+		case $pid in '' | *[!0-9]*) continue ;; esac
+		born "$pid"
+		[ "$start" = "${old##*.}" ] || wreck "$old"
+	done
+	return 0
+}
+
+# prepare: makes the directory.
+prepare() {
 	# A set-uid runtime lets no user overlay a directory; it does so in a user
 	# namespace of ours. Its own tmpfs is small.
 	# shellcheck disable=SC2034 # not every container's root can be written to
@@ -754,20 +768,13 @@ prepare() {
 	for old in "${runtime%/bin/*}"/lib*/*/bin/starter-suid "${runtime%/bin/*}"/lib*/*/*/bin/starter-suid; do
 		[ ! -u "$old" ] || overlay='' tmpfs=1
 	done
-	born $$
-	scratch=$base/$SLURM_JOB_ID.$$.$start
+	base=/tmp
+	case $TMPDIR in *[!A-Za-z0-9._/@+~=-]*) ;; /*) base=$TMPDIR ;; esac
+	shelter "$base" || return
+	scratch=$place
 	umask 022 # base keeps others out
 	mkdir -p "$scratch" "$scratch/main/dev" "$scratch/other/dev"
-	rc=$?
 	umask 077
-	[ "$rc" -eq 0 ] || return
-	for old in "$base"/*.*.*; do
-		pid=${old%.*}
-		pid=${pid##*.}
-		case $pid in '' | *[!0-9]*) continue ;; esac
-		born "$pid"
-		[ "$start" = "${old##*.}" ] || wreck "$old"
-	done
 }
 
 # wreck DIRECTORY: removes what a killed job left. It may belong to users that
@@ -961,7 +968,7 @@ container_1() { # main
 		"$sif" "$@"
 }
 image_1() {
-	fetch main 42aff065464a3654aaf9e5e623f5c5b3 Always 'docker://busybox' 'https://registry-1.docker.io/v2/library/busybox/manifests/latest' 'docker://busybox@'
+	fetch main baf89a2296458dd276bcb256a35636c5 Always 'docker://busybox' 'https://registry-1.docker.io/v2/library/busybox/manifests/latest' 'docker://busybox@'
 }
 
 container_2() { # other
@@ -980,7 +987,7 @@ container_2() { # other
 		"$sif" "$@"
 }
 image_2() {
-	fetch other 42aff065464a3654aaf9e5e623f5c5b3 Always 'docker://busybox' 'https://registry-1.docker.io/v2/library/busybox/manifests/latest' 'docker://busybox@'
+	fetch other baf89a2296458dd276bcb256a35636c5 Always 'docker://busybox' 'https://registry-1.docker.io/v2/library/busybox/manifests/latest' 'docker://busybox@'
 }
 
 names='other main' # the last first
@@ -1082,6 +1089,7 @@ if [ -n "$why" ]; then
 	note noids "$why"
 	failed=1 # nothing starts
 fi
+
 cp -RP vol "$scratch/.vol"
 # shellcheck disable=SC2016
 ${holder:+nsenter -U -t "$holder" --} sh -c '
@@ -1124,7 +1132,7 @@ kill -ALRM "$ticker" 2>/dev/null
 } 2>/dev/null
 if [ -n "$scratch" ]; then
 	wipe "$scratch"
-	rmdir "$base" 2>/dev/null
+	rmdir "${scratch%/*}" 2>/dev/null
 fi
 release
 note 'done' "$result"
