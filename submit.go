@@ -109,6 +109,7 @@ func (l *loop) notStaged(w *work, err error, now time.Time) {
 
 // answered takes in what an exchange told of one pod's submission.
 func (l *loop) answered(w *work, a reply, told bool, err error, now time.Time) {
+	before := w.waiting
 	w.waiting, w.retry, w.checks = nil, false, 0
 	w.tries++
 	w.retryAt = now.Add(backoff(w.tries))
@@ -136,7 +137,16 @@ func (l *loop) answered(w *work, a reply, told bool, err error, now time.Time) {
 	case staged:
 		w.trouble = "not submitted yet: sbatch fails for other pods"
 	case unstaged:
-		w.trouble = "the login node could not write the pod's files: " + a.Text
+		const about = "the login node could not write the pod's files: "
+		w.trouble = about + a.Text
+		if a.Text == "" {
+			break // the stream was cut
+		}
+		// A full disk, a quota, a file system that is read-only: it may pass.
+		w.waiting = &notYet{"ContainerCreating", w.trouble}
+		if before == nil || !strings.HasPrefix(before.Message, about) {
+			l.event(w, v1.EventTypeWarning, "FailedMount", w.trouble)
+		}
 	}
 	if w.trouble != "" {
 		l.log.Warn("submission failed", "pod", w.meta.Namespace+"/"+w.meta.Name, "uid", w.meta.UID, "in doubt", a.outcome == inDoubt, "err", w.trouble)

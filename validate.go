@@ -263,7 +263,7 @@ var fieldRules = map[reflect.Type]map[string]rule{
 		"storageos":             reject(noVolume),
 		"csi":                   reject(noVolume),
 		"ephemeral":             reject(noVolume),
-		"image":                 reject(noVolume),
+		"image":                 reject("use an init container of that image, which copies the files into an emptyDir"),
 	},
 	typeOf[v1.HostPathVolumeSource]():              {"path": honour(""), "type": honour("")},
 	typeOf[v1.NFSVolumeSource]():                   {"server": honour(""), "path": honour(""), "readOnly": honour("")},

@@ -307,3 +307,59 @@ func TestReadOnce(t *testing.T) {
 		t.Fatalf("%d reads and %d tokens, want one for each of env, gone and s, and one token", objs.reads, len(objs.tokens))
 	}
 }
+
+// All of a pod's files come in one exchange, however many there are.
+func TestStagingIsOneExchange(t *testing.T) {
+	k := newKnocTest(t)
+	k.cluster.Stub("tar", "#!/bin/sh\necho x >>~/tars\nPATH=${PATH#*:} exec tar \"$@\"\n")
+	k.start()
+	objs := &fakeObjects{configMaps: map[string]*v1.ConfigMap{}}
+	pod := k.pod("many", "true")
+	pod.Namespace = "ns"
+	for i := range 10 {
+		name := fmt.Sprintf("cm%d", i)
+		cm := &v1.ConfigMap{Data: map[string]string{}}
+		for j := range 100 {
+			cm.Data[fmt.Sprintf("key%d", j)] = fmt.Sprintf("value %d\n", i*j)
+		}
+		objs.configMaps[name] = cm
+		pod.Spec.Volumes = append(pod.Spec.Volumes, v1.Volume{Name: name, VolumeSource: v1.VolumeSource{ConfigMap: &v1.ConfigMapVolumeSource{LocalObjectReference: v1.LocalObjectReference{Name: name}}}})
+		pod.Spec.Containers[0].VolumeMounts = append(pod.Spec.Containers[0].VolumeMounts, v1.VolumeMount{Name: name, MountPath: "/" + name})
+	}
+	k.p.objs = objs
+	k.api.create(pod)
+	k.wait(pod.UID, "Succeeded", inPhase(v1.PodSucceeded))
+	if got := k.cluster.Sh("wc -l <tars; cd .knoc/knoc-c1/uid-many/vol; find . -path '*/..[0-9a-f]*/*' -type f | wc -l; cat cm7/key9"); got != "1\n1000\nvalue 63\n" {
+		t.Errorf("exchanges, files and one of them: %q", got)
+	}
+	if objs.reads != 10 {
+		t.Errorf("%d reads of objects, want 10", objs.reads)
+	}
+}
+
+// What the cluster says of a full disk is told, and the pod starts when there is
+// room.
+func TestFullDisk(t *testing.T) {
+	k := newKnocTest(t)
+	k.cluster.Stub("tar", `#!/bin/sh
+[ ! -e ~/full ] || { head -c 2000 >/dev/null; mkdir -p half; echo 'tar: vol/x: Cannot write: No space left on device' >&2; cat >/dev/null; exit 2; }
+PATH=${PATH#*:} exec tar "$@"
+`)
+	k.cluster.Sh("touch full")
+	k.start()
+	pod := k.api.create(k.pod("full", "true"))
+	const text = "the login node could not write the pod's files: tar: vol/x: Cannot write: No space left on device"
+	k.awaitEvent("full FailedMount: " + text)
+	k.waitingWith(pod, text)
+	k.cluster.Sh("rm full")
+	k.wait(pod.UID, "Succeeded", inPhase(v1.PodSucceeded))
+	n := 0
+	for _, e := range k.eventsAbout("full") {
+		if strings.Contains(e, "FailedMount") {
+			n++
+		}
+	}
+	if n != 1 {
+		t.Errorf("%d events, want 1", n)
+	}
+}

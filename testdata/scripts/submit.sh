@@ -15,8 +15,8 @@ fence() {
 fence
 # The stream may be cut at any byte, and tar then ends with 0 and half a pod:
 # its status says nothing. A pod is whole when its last member, ready, is there.
-down=submit.down-$$ errors=submit.tar-$$
-tar -xf - 2>"$errors"
+down=submit.down-$$
+errors=$(tar -xf - 2>&1 | tail -c 1000) # no file: there may be no room for one
 
 # submit UID ACTION: make the staged directory the pod's own and hand it to
 # Slurm, once. The directory lock says that sbatch was called, or never may be:
@@ -89,8 +89,7 @@ for uid in 'u-1' 'it'\''s "$(id)" \'; do
 	elif [ -e "$uid/ready" ]; then
 		say "staged.$uid" ''
 	else
-		say "unstaged.$uid" "$(tail -c 1000 "$errors")"
+		say "unstaged.$uid" "$errors"
 	fi
 done
-rm -f "$errors"
 exit 0
