@@ -329,7 +329,7 @@ func TestStagingIsOneExchange(t *testing.T) {
 	k.p.objs = objs
 	k.api.create(pod)
 	k.wait(pod.UID, "Succeeded", inPhase(v1.PodSucceeded))
-	if got := k.cluster.Sh("wc -l <tars; cd .knoc/knoc-c1/uid-many/vol; find . -path '*/..[0-9a-f]*/*' -type f | wc -l; cat cm7/key9"); got != "1\n1000\nvalue 63\n" {
+	if got := k.cluster.Sh("wc -l <tars; cd .knoc/knoc-c1/uid-many/vol; find . -path '*/..[0-9a-f]*/*' -type f -perm 0644 | wc -l; cat cm7/key9"); got != "1\n1000\nvalue 63\n" {
 		t.Errorf("exchanges, files and one of them: %q", got)
 	}
 	if objs.reads != 10 {

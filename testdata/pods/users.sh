@@ -1040,7 +1040,7 @@ if [ -n "$why" ]; then
 	failed=1 # nothing starts
 fi
 
-cp -RP vol "$scratch/.vol"
+cp -RPp vol "$scratch/.vol"
 # shellcheck disable=SC2016
 ${holder:+nsenter -U -t "$holder" --} sh -c '
 	cd "$1/.vol" && find . -type d -exec chmod 755 {} +

@@ -41,7 +41,7 @@ command 'u-1' '12' 'stop' '-' 30 '1'
 # What came later for pods that are here: a directory beside each, whole when its
 # last member, ready, is there. Its files go to their places, then the job is told
 # of them; meta, which says what was sent, is the last. All of it may come twice.
-tar -xf - 2>/dev/null
+tar -xpf - 2>/dev/null
 place() { # UID
 	[ -e "$1.new-RANDOM/ready" ] && [ -d "$1/cmd" ] || return
 	fence

@@ -16,7 +16,7 @@ fence
 # The stream may be cut at any byte, and tar then ends with 0 and half a pod:
 # its status says nothing. A pod is whole when its last member, ready, is there.
 down=submit.down-$$
-errors=$(tar -xf - 2>&1 | tail -c 1000) # no file: there may be no room for one
+errors=$(tar -xpf - 2>&1 | tail -c 1000) # no file: there may be no room for one
 
 # submit UID ACTION: make the staged directory the pod's own and hand it to
 # Slurm, once. The directory lock says that sbatch was called, or never may be:
