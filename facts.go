@@ -69,6 +69,7 @@ func (r *run) exit() int32 {
 // pull is the bringing of a container's image.
 type pull struct {
 	failed   bool // the last try did
+	trying   bool // one is under way
 	waiting  bool // for the next one, after a while
 	never    bool // the image is not there and must not be pulled
 	failures int
@@ -271,6 +272,7 @@ func (f *facts) pulling(e event) {
 		p = &pull{}
 		f.pulls[e.Args[0]] = p
 	}
+	p.trying = e.Word == "pull"
 	switch e.Word {
 	case "pulled":
 		*p = pull{}

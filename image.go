@@ -1,10 +1,13 @@
 package knoc
 
 import (
+	"cmp"
 	"crypto/sha256"
 	"fmt"
+	"maps"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 
 	v1 "k8s.io/api/core/v1"
@@ -53,7 +56,7 @@ func findImage(image string, insecure []string) (src imageSource, err error) {
 	switch scheme {
 	case "file":
 		if !filePath.MatchString(rest) {
-			return src, fmt.Errorf("image %q: an image file is named by its absolute path on the cluster, of letters, digits and . _ / @ + ~ -", image)
+			return src, fmt.Errorf("image %q: an image file is named by its absolute path on the cluster, or by one below that in annotation slurm-job.knoc.io/image-root, of letters, digits and . _ / @ + ~ -", image)
 		}
 		return imageSource{Path: rest}, nil
 	case "docker":
@@ -114,6 +117,60 @@ func (src *imageSource) registry(host, name, version string, insecure []string) 
 	src.Manifest = protocol + server + "/v2/" + name + "/manifests/" + version
 }
 
+// rewrites are rules of Config.ImageRewrites: what begins with the one is looked
+// for at the other.
+type rewrites [][2]string
+
+// checkRewrites reads from=to words.
+func checkRewrites(words []string) (rules rewrites, err error) {
+	for _, w := range words {
+		from, to, _ := strings.Cut(w, "=")
+		for _, part := range []string{from, to} {
+			if m := dockerRef.FindStringSubmatch(part + "/x"); m == nil || !strings.ContainsAny(m[1], ".:") && m[1] != "localhost" {
+				return nil, fmt.Errorf("--image-rewrite %q: write registry[/path]=registry[/path], such as docker.io=mirror.example.org/hub", w)
+			}
+		}
+		rules = append(rules, [2]string{from, to})
+	}
+	return rules, nil
+}
+
+// apply is where a docker reference is looked for: by the longest rule that fits
+// its full name.
+func (rules rewrites) apply(image string) string {
+	src, err := findImage(image, nil)
+	if len(rules) == 0 || err != nil || src.ByDigest == "" {
+		return image
+	}
+	best := [2]string{}
+	for _, rule := range rules {
+		if rest, ok := strings.CutPrefix(src.Repository+"/", rule[0]+"/"); ok && len(rule[0]) >= len(best[0]) {
+			best = [2]string{rule[0], strings.TrimSuffix(rule[1]+"/"+rest, "/")}
+		}
+	}
+	if best[1] == "" {
+		return image
+	}
+	version := src.Manifest[strings.LastIndexByte(src.Manifest, '/')+1:]
+	if strings.Contains(version, ":") {
+		return best[1] + "@" + version
+	}
+	return best[1] + ":" + version
+}
+
+// imageRootAnnotation is the directory on the cluster that the pod's file:
+// images with a relative path lie in.
+const imageRootAnnotation = "slurm-job.knoc.io/image-root"
+
+// source is where a container's image comes from here: after the rules of the
+// site, and for a file below the pod's own directory of images.
+func (cfg scriptConfig) source(image string) (imageSource, error) {
+	if rest, ok := strings.CutPrefix(image, "file:"); ok && cfg.ImageRoot != "" && !strings.HasPrefix(rest, "/") {
+		image = "file:" + strings.TrimSuffix(cfg.ImageRoot, "/") + "/" + rest
+	}
+	return findImage(cfg.ImageRewrites.apply(image), cfg.InsecureRegistries)
+}
+
 // pullPolicy is a container's imagePullPolicy, as the API server fills it in.
 func pullPolicy(c *v1.Container) v1.PullPolicy {
 	if c.ImagePullPolicy != "" {
@@ -125,12 +182,16 @@ func pullPolicy(c *v1.Container) v1.PullPolicy {
 	return v1.PullIfNotPresent
 }
 
+// invalidImageName is the waiting reason of a container whose image has no valid
+// name. It can be given another one.
+const invalidImageName = "InvalidImageName"
+
 // imageWords are how pod.sh gets a container's image: the arguments of fetch after
 // the container's name, or nil and the image's path.
 func imageWords(c *v1.Container, cfg scriptConfig) (fetch []word, path word, err error) {
-	src, err := findImage(c.Image, cfg.InsecureRegistries)
+	src, err := cfg.source(c.Image)
 	if err != nil {
-		return nil, "", refuse("InvalidImageName", "container %s: %v", c.Name, err)
+		return nil, "", &notYet{invalidImageName, fmt.Sprintf("Failed to apply default image tag %q: couldn't parse image name: container %s: %v", c.Image, c.Name, err)}
 	}
 	if src.Path != "" {
 		return nil, quote(src.Path), nil
@@ -174,9 +235,57 @@ type pullScript struct {
 	Prefix  string // of the names of the runtime's own variables
 	// Patience is how many seconds the beat of a lock may stand still.
 	Patience int
+	LimitKiB int64 // of the cache; 0: none
 }
 
-func newPullScript(runtime string) pullScript {
+func newPullScript(runtime string, limit int64) pullScript {
 	prefix, _ := strings.CutSuffix(envPrefix(runtime), "ENV_")
-	return pullScript{Runtime: runtime, Prefix: prefix + "_", Patience: 120}
+	return pullScript{Runtime: runtime, Prefix: prefix + "_", Patience: 120, LimitKiB: (limit + 1023) / 1024}
+}
+
+// maxNodeImages is how many images a Node shows, the largest ones: the kubelet's
+// --node-status-max-images.
+const maxNodeImages = 50
+
+// imageFacts are the first lines of a ref.KEY of the cache, joined by a blank.
+var imageFacts = regexp.MustCompile(`^(\S+) hex=([0-9a-f]{64}) kind=(manifest|file) size=([0-9]{1,15})$`)
+
+// nodeImages are the images of the cache as a Node shows them: by digest, then by
+// their other names.
+func nodeImages(lines []string) []v1.ContainerImage {
+	byID := map[string]*v1.ContainerImage{}
+	for _, line := range lines {
+		m := imageFacts.FindStringSubmatch(line)
+		if m == nil {
+			continue
+		}
+		src, err := findImage(m[1], nil)
+		if err != nil {
+			continue
+		}
+		id := imageID(m[1], m[3], m[2])
+		image := byID[id]
+		if image == nil {
+			size, _ := strconv.ParseInt(m[4], 10, 64)
+			image = &v1.ContainerImage{Names: []string{id}, SizeBytes: size}
+			byID[id] = image
+		}
+		name := m[1]
+		if src.Repository != "" {
+			version := src.Manifest[strings.LastIndexByte(src.Manifest, '/')+1:]
+			if name = src.Repository + ":" + version; strings.Contains(version, ":") {
+				name = src.Repository + "@" + version
+			}
+		}
+		if !slices.Contains(image.Names, name) {
+			image.Names = append(image.Names, name)
+		}
+	}
+	var images []v1.ContainerImage
+	for _, id := range slices.Sorted(maps.Keys(byID)) {
+		slices.Sort(byID[id].Names[1:])
+		images = append(images, *byID[id])
+	}
+	slices.SortStableFunc(images, func(a, b v1.ContainerImage) int { return cmp.Compare(b.SizeBytes, a.SizeBytes) })
+	return images[:min(len(images), maxNodeImages)]
 }

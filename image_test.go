@@ -102,6 +102,95 @@ func TestImageRegistry(t *testing.T) {
 	}
 }
 
+func TestImageRewrites(t *testing.T) {
+	t.Parallel()
+	const digest = "sha256:0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef"
+	rules, err := checkRewrites([]string{"docker.io=mirror.example.org/hub", "docker.io/library=m.io:5000/lib", "quay.io/a=localhost"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	cfg := scriptConfig{ImageRewrites: rules, ImageRoot: "/apps/images/", InsecureRegistries: []string{"m.io:5000"}}
+	for image, want := range map[string]string{
+		"busybox": "docker://m.io:5000/lib/busybox:latest", "a/b:1": "docker://mirror.example.org/hub/a/b:1", "docker://docker.io/a/b@" + digest: "docker://mirror.example.org/hub/a/b@" + digest,
+		"quay.io/a/b": "docker://localhost/b:latest", "quay.io/ab/c": "docker://quay.io/ab/c", "oras://docker.io/a:1": "oras://docker.io/a:1", "/x.sif": "/x.sif", "file:sub/x.sif": "/apps/images/sub/x.sif",
+	} {
+		src, err := cfg.source(image)
+		if got := src.Ref + src.Path; err != nil || got != want {
+			t.Errorf("%s is looked for at %q, want %q: %v", image, got, want, err)
+		}
+		if src.PlainHTTP != strings.Contains(want, "m.io:5000") {
+			t.Errorf("%s: plain HTTP: %v", image, src.PlainHTTP)
+		}
+	}
+	for _, rule := range []string{"", "a", "docker.io", "docker.io=", "=m.io", "docker.io=M/x y", "busybox=m.io"} {
+		if _, err := checkRewrites([]string{rule}); err == nil {
+			t.Errorf("the rule %q was taken", rule)
+		}
+	}
+}
+
+func TestNodeImages(t *testing.T) {
+	t.Parallel()
+	a, b := strings.Repeat("a", 64), strings.Repeat("b", 64)
+	got := nodeImages([]string{
+		"busybox hex=" + a + " kind=manifest size=10", "docker.io/library/busybox:1 hex=" + a + " kind=manifest size=10", "busybox hex=" + a + " kind=manifest size=10",
+		"library://u/c/app:1 hex=" + b + " kind=file size=30", "broken", "x hex=$(id) kind=file size=1",
+	})
+	want := []v1.ContainerImage{
+		{Names: []string{"sha256:" + b, "library://u/c/app:1"}, SizeBytes: 30},
+		{Names: []string{"docker.io/library/busybox@sha256:" + a, "docker.io/library/busybox:1", "docker.io/library/busybox:latest"}, SizeBytes: 10},
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Error(diff)
+	}
+}
+
+// What was not used for longest is removed when there is too much, and nothing that
+// is in some pod's directory.
+func TestImageCacheLimit(t *testing.T) {
+	t.Parallel()
+	eachShell(t, func(t *testing.T, shell []string) {
+		b := newBase(t)
+		images := filepath.Join(b.dir, "../images")
+		hex := map[string]string{}
+		for i, name := range []string{"r/old", "r/used", "r/older", "r/young"} {
+			hex[name] = b.cached(t, name)
+			sif := filepath.Join(images, "sha256."+hex[name]+".sif")
+			if err := os.WriteFile(sif, make([]byte, 40<<10), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			used := strings.TrimSuffix(sif, "sif") + "used"
+			if err := os.WriteFile(used, nil, 0o600); err != nil {
+				t.Fatal(err)
+			}
+			at := time.Now().Add(time.Duration(map[int]int{0: -20, 1: -40, 2: -30, 3: -10}[i]) * time.Minute)
+			if err := os.Chtimes(used, at, at); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if err := os.Link(filepath.Join(images, "sha256."+hex["r/used"]+".sif"), filepath.Join(b.dir, "in-use")); err != nil {
+			t.Fatal(err)
+		}
+		w := stageScript(t, b, scriptPod(v1.RestartPolicyNever, withImage(shContainer("a", ":"), "r/new")), nil)
+		pull, err := render("pull.sh.tmpl", newPullScript("apptainer", 90<<10))
+		if err != nil {
+			t.Fatal(err)
+		}
+		w.write("run/pull.sh", pull)
+		w.start(shell, "7")
+		w.end()
+		w.order("pull a", "exit a 0 0", "done 0")
+		for name, want := range map[string]bool{"r/old": false, "r/used": true, "r/older": false, "r/young": true} {
+			_, sifErr := os.Stat(filepath.Join(images, "sha256."+hex[name]+".sif"))
+			src, _ := findImage(name, nil)
+			_, refErr := os.Stat(filepath.Join(images, "ref."+src.key(nil)))
+			if (sifErr == nil) != want || (refErr == nil) != want {
+				t.Errorf("%s is there: %v, %v; want %v", name, sifErr == nil, refErr == nil, want)
+			}
+		}
+	})
+}
+
 func withImage(c v1.Container, image string) v1.Container {
 	c.Image = image
 	return c

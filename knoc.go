@@ -76,6 +76,12 @@ type Config struct {
 	Runtime string
 	// InsecureRegistries are host:port of image registries that speak plain HTTP.
 	InsecureRegistries []string
+	// ImageRewrites are rules from=to: images whose full name begins with from, such
+	// as docker.io, are pulled from to, such as mirror.example.org/hub.
+	ImageRewrites []string
+	// ImageCacheLimit is how many bytes of images are kept on the cluster: what was
+	// not used for longest goes first, and nothing that is used. 0 keeps all.
+	ImageCacheLimit int64
 	// WritableRoot is where what a container writes outside of its volumes goes:
 	// "scratch", a directory on the compute node; "memory", the runtime's own tmpfs,
 	// for runtimes that cannot do the first; "none", nowhere. "" is scratch.

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"time"
 
+	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
 	"k8s.io/apimachinery/pkg/types"
 )
@@ -274,13 +275,17 @@ type plan struct {
 	prepare  []preparing // changes to be made
 	changes  []*work     // that are to be sent
 	commands []command
-	cancel   []string // jobs to be cancelled outright
-	pending  []string // jobs to be cancelled unless they have started
-	remove   []*work
-	sacct    []*work
-	list     bool
-	live     bool      // some job may be alive
-	check    time.Time // when squeue's word is wanted; zero: not
+	park     []*work // jobs to be put back into the queue, and held
+	release  []*work // of these, those that are to run again
+	// parkJobs and releaseJobs are the same for the exchange, which is not the loop's.
+	parkJobs, releaseJobs []parkedJob
+	cancel                []string // jobs to be cancelled outright
+	pending               []string // jobs to be cancelled unless they have started
+	remove                []*work
+	sacct                 []*work
+	list                  bool
+	live                  bool      // some job may be alive
+	check                 time.Time // when squeue's word is wanted; zero: not
 }
 
 func (t *plan) wantSqueue(at time.Time) {
@@ -384,6 +389,8 @@ func (l *loop) decide(w *work, now time.Time, todo *plan) {
 			l.stopWork(w, now, todo) // while squeue does not list it, its id may be another's
 		} else if d := w.newDeadline(); d > 0 {
 			todo.commands = append(todo.commands, command{string(w.meta.UID), w.jobID, "deadline", "-", d, w.jobRuns()})
+		} else {
+			l.parkWork(w, now, todo)
 		}
 		l.follow(w, now, todo)
 	}
@@ -537,7 +544,7 @@ func (l *loop) event(w *work, eventtype, reason, message string) {
 
 // startStop sends commands and cancels, for all pods in one exchange.
 func (l *loop) startStop(todo plan) {
-	if l.stopping || len(todo.commands)+len(todo.cancel)+len(todo.pending)+len(todo.changes) == 0 {
+	if l.stopping || len(todo.commands)+len(todo.cancel)+len(todo.pending)+len(todo.changes)+len(todo.park)+len(todo.release) == 0 {
 		return
 	}
 	if l.now().Before(l.stopAt) {
@@ -550,8 +557,9 @@ func (l *loop) startStop(todo plan) {
 	for _, w := range todo.changes {
 		changes = append(changes, *w.change)
 	}
+	todo.parkJobs, todo.releaseJobs = parkable(todo.park), parkable(todo.release)
 	l.async(3*time.Minute, func(ctx context.Context) (err error) {
-		changed, err = l.remote.stop(ctx, todo.commands, todo.cancel, todo.pending, changes)
+		changed, err = l.remote.stop(ctx, todo, changes)
 		return err
 	}, func(err error) {
 		l.stopping = false
@@ -563,6 +571,7 @@ func (l *loop) startStop(todo plan) {
 			l.stopAt = now.Add(2 * time.Second)
 			return
 		}
+		l.parkedThem(todo, now)
 		for _, w := range l.works {
 			for _, c := range todo.commands {
 				if c.UID != string(w.meta.UID) {
@@ -672,8 +681,9 @@ func (l *loop) startSinfo(now time.Time) {
 	}
 	l.sizing, l.sinfoAt = true, now
 	var resources nodeResources
+	var images []v1.ContainerImage
 	l.async(slurmLimit+30*time.Second, func(ctx context.Context) (err error) {
-		resources, err = l.remote.sinfo(ctx, l.cfg.Partition)
+		resources, images, err = l.remote.sinfo(ctx, l.cfg.Partition)
 		return err
 	}, func(err error) {
 		l.sizing = false
@@ -682,7 +692,7 @@ func (l *loop) startSinfo(now time.Time) {
 		}
 		l.slurmHeard(err)
 		if err == nil {
-			l.state.Resources, l.state.Known = resources, true
+			l.state.Resources, l.state.Images, l.state.Known = resources, images, true
 			l.setState()
 		}
 	})

@@ -113,6 +113,7 @@ func (n *virtualNode) object() *v1.Node {
 			Conditions:      append([]v1.NodeCondition(nil), n.conditions...),
 			Addresses:       n.addresses,
 			DaemonEndpoints: v1.NodeDaemonEndpoints{KubeletEndpoint: v1.DaemonEndpoint{Port: n.port}},
+			Images:          state.Images,
 			NodeInfo: v1.NodeSystemInfo{
 				KubeletVersion:  n.version,
 				OSImage:         n.image,

@@ -20,6 +20,9 @@ type scriptConfig struct {
 	// InsecureRegistries are the registries, as host or host:port, that speak
 	// plain HTTP.
 	InsecureRegistries []string
+	// ImageRewrites are the site's, ImageRoot the pod's own directory of images.
+	ImageRewrites rewrites
+	ImageRoot     string
 	// Credentials are those of the pod's imagePullSecrets.
 	Credentials credentials
 	// Options are whole sbatch options, one for each #SBATCH line (sbatchOptions).
@@ -118,6 +121,7 @@ func newPodScript(pod *v1.Pod, cfg scriptConfig) (*podScript, error) {
 	if cfg.Runtime == "" {
 		cfg.Runtime = "apptainer"
 	}
+	cfg.ImageRoot = pod.Annotations[imageRootAnnotation]
 	s := &podScript{
 		Namespace:   pod.Namespace,
 		Name:        pod.Name,

@@ -516,7 +516,7 @@ func TestNewPodScriptRefuses(t *testing.T) {
 		{"two lines of options", nil, scriptConfig{Dir: "/d", Options: []string{"--mem=1M\ntouch x"}}, "is not one option"},
 		{"return in options", nil, scriptConfig{Dir: "/d", Options: []string{`"--comment=a` + "\r" + `b"`}}, "is not one option"},
 		{"no option", nil, scriptConfig{Dir: "/d", Options: []string{"rm -rf /"}}, "is not one option"},
-		{"image", func(p *v1.Pod) { p.Spec.Containers[0].Image = "Busy Box" }, scriptConfig{Dir: "/d"}, "InvalidImageName: container a"},
+		{"image", func(p *v1.Pod) { p.Spec.Containers[0].Image = "Busy Box" }, scriptConfig{Dir: "/d"}, "InvalidImageName: Failed to apply default image tag"},
 	}
 	for _, tc := range tests {
 		pod := good()

@@ -31,14 +31,15 @@ const AnnotationJobID = "slurm-job.knoc.io/job-id"
 // compares the API server's pods with directories, jobs and journals on the
 // cluster. All methods only mark, kick, and read.
 type KNOCProvider struct {
-	cfg    Config
-	node   NodeConfig
-	objs   objects
-	api    podAPI // nil under the classic API: pods come through CreatePod alone
-	ssh    *sshClient
-	remote *remote
-	log    *slog.Logger
-	now    func() time.Time
+	cfg      Config
+	node     NodeConfig
+	objs     objects
+	rewrites rewrites
+	api      podAPI // nil under the classic API: pods come through CreatePod alone
+	ssh      *sshClient
+	remote   *remote
+	log      *slog.Logger
+	now      func() time.Time
 
 	calls   chan func()   // what exchanges found, run by the loop
 	kicked  chan struct{} // something changed in the API
@@ -62,6 +63,8 @@ type nodeState struct {
 	Resources nodeResources
 	// Known says that sinfo has answered once.
 	Known bool
+	// Images are those of the cache.
+	Images []v1.ContainerImage
 	// Problem is the text of an SSH or slurmctld outage, "" when all is well.
 	Problem string
 }
@@ -79,12 +82,17 @@ func newProvider(cfg Config, node NodeConfig, objs objects, api podAPI) (*KNOCPr
 	if cfg.Runtime == "" {
 		cfg.Runtime = "apptainer"
 	}
+	rules, err := checkRewrites(cfg.ImageRewrites)
+	if err != nil {
+		return nil, err
+	}
 	base := cfg.NodeName + "-" + cfg.ClusterID
 	if !remoteDirPattern.MatchString(base) {
 		return nil, fmt.Errorf("node name %q with cluster id %q: only letters, digits and ._/@+- may be in them", cfg.NodeName, cfg.ClusterID)
 	}
 	p := &KNOCProvider{
-		cfg: cfg, node: node, objs: objs, api: api, ssh: client, log: cfg.Logger, now: time.Now,
+		rewrites: rules,
+		cfg:      cfg, node: node, objs: objs, api: api, ssh: client, log: cfg.Logger, now: time.Now,
 		remote:  &remote{ssh: client, node: cfg.NodeName, base: base, root: cfg.RemoteDir, log: cfg.Logger},
 		calls:   make(chan func()),
 		kicked:  make(chan struct{}, 1),

@@ -168,7 +168,7 @@ func pullFiles(pod *v1.Pod, containers []*v1.Container, cfg scriptConfig) (files
 		return nil
 	}
 	for _, c := range containers {
-		if src, err := findImage(c.Image, cfg.InsecureRegistries); err == nil {
+		if src, err := cfg.source(c.Image); err == nil {
 			files = append(files, file{Name: "env/" + c.Name + ".pull", Mode: 0o600, Body: cfg.Credentials.lookup(src.Repository).file()})
 		}
 	}

@@ -319,9 +319,9 @@ type command struct {
 }
 
 // stop writes commands, cancels the jobs in cancel, and of those in pending the
-// ones that Slurm has not started by then. A job that is gone is no error. Of the
+// ones that Slurm has not started by then, parks jobs and lets them go. A job that is gone is no error. Of the
 // changes it tells which are there with all their files, whatever the error.
-func (r *remote) stop(ctx context.Context, commands []command, cancel, pending []string, changes []change) (map[types.UID]bool, error) {
+func (r *remote) stop(ctx context.Context, todo plan, changes []change) (map[types.UID]bool, error) {
 	suffix := ".new-" + rand.Text()
 	var stream io.Reader
 	if len(changes) > 0 {
@@ -333,7 +333,8 @@ func (r *remote) stop(ctx context.Context, commands []command, cancel, pending [
 	}
 	done := map[types.UID]bool{}
 	return done, r.change(ctx, "stop.sh.tmpl", map[string]any{
-		"Commands": commands, "Cancel": cancel, "Pending": pending, "Changes": changes, "Suffix": suffix,
+		"Commands": todo.commands, "Cancel": todo.cancel, "Pending": todo.pending, "Changes": changes, "Suffix": suffix,
+		"Park": todo.parkJobs, "Release": todo.releaseJobs,
 	}, stream, func(name string, _ []byte) error {
 		if uid, ok := strings.CutPrefix(name, "changed."); ok {
 			done[types.UID(uid)] = true
@@ -424,14 +425,22 @@ func (e *slurmError) Error() string {
 
 // slurm runs one Slurm command that changes nothing and returns its output.
 func (r *remote) slurm(ctx context.Context, words ...string) ([]byte, error) {
-	script, err := render("slurm.sh.tmpl", map[string]any{"Words": words, "Seconds": int(slurmLimit.Seconds()), "Fenced": false})
+	return r.slurmAnd(ctx, "", nil, words...)
+}
+
+// slurmAnd also lists the images of a cache, each as pull.sh describes it.
+func (r *remote) slurmAnd(ctx context.Context, cache string, image func(text string), words ...string) ([]byte, error) {
+	script, err := render("slurm.sh.tmpl", map[string]any{"Words": words, "Seconds": int(slurmLimit.Seconds()), "Fenced": false, "Images": cache})
 	if err != nil {
 		return nil, err
 	}
 	var out []byte
 	err = r.ssh.Exchange(ctx, script, nil, func(name string, body []byte) error {
-		if name == "out" {
+		switch name {
+		case "out":
 			out = bytes.Clone(body)
+		case "image":
+			image(string(body))
 		}
 		return nil
 	})
@@ -495,17 +504,19 @@ func (r *remote) sacct(ctx context.Context, ids []string, uids []types.UID) ([]j
 	return jobs, nil
 }
 
-// sinfo asks for the partition's nodes.
-func (r *remote) sinfo(ctx context.Context, partition string) (nodeResources, error) {
+// sinfo asks for the partition's nodes, and in the same go for the images here.
+func (r *remote) sinfo(ctx context.Context, partition string) (nodeResources, []v1.ContainerImage, error) {
 	words := []string{"sinfo", "--noheader", "--Node", "--format=" + sinfoFormat}
 	if partition != "" {
 		words = append(words, "--partition="+partition)
 	}
-	out, err := r.slurm(ctx, words...)
+	var images []string
+	out, err := r.slurmAnd(ctx, path.Dir(r.dir)+"/images", func(text string) { images = append(images, text) }, words...)
 	if err != nil {
-		return nodeResources{}, err
+		return nodeResources{}, nil, err
 	}
-	return parseSinfo(out)
+	resources, err := parseSinfo(out)
+	return resources, nodeImages(images), err
 }
 
 // knows asks slurmctld for a pod's job, which it may know longer than squeue

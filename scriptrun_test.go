@@ -173,7 +173,7 @@ func (b base) cached(t *testing.T, image string) string {
 		t.Fatal(err)
 	}
 	hex := fmt.Sprintf("%x", sha256.Sum256([]byte(image)))
-	for name, text := range map[string]string{"sha256." + hex + ".sif": "", "ref." + src.key(nil): "hex=" + hex + " kind=manifest size=1048576\naction=exec\n"} {
+	for name, text := range map[string]string{"sha256." + hex + ".sif": "", "ref." + src.key(nil): "# " + image + "\nhex=" + hex + " kind=manifest size=1048576\naction=exec\n"} {
 		if err := os.WriteFile(filepath.Join(b.dir, "../images", name), []byte(text), 0o600); err != nil {
 			t.Fatal(err)
 		}
@@ -236,7 +236,7 @@ func stageScriptWith(t *testing.T, b base, pod *v1.Pod, env map[string][]envVar,
 	}
 	w.write("pod.sh", text)
 	w.write("run/enter.sh", stubEnter)
-	pull, err := render("pull.sh.tmpl", newPullScript("apptainer"))
+	pull, err := render("pull.sh.tmpl", newPullScript("apptainer", 0))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -131,7 +131,7 @@ func (p *KNOCProvider) stageIn(ctx context.Context, pod *v1.Pod, dir string) (fi
 		}
 		files = append(files, file{Name: "run/places.sh", Mode: 0o700, Body: []byte(text)})
 	}
-	pull, err := render("pull.sh.tmpl", newPullScript(script.Runtime))
+	pull, err := render("pull.sh.tmpl", newPullScript(script.Runtime, p.cfg.ImageCacheLimit))
 	if err != nil {
 		return nil, ignored, err
 	}
@@ -164,6 +164,7 @@ func (p *KNOCProvider) scriptConfig(dir string, options []string) scriptConfig {
 		Dir:                dir,
 		Runtime:            p.cfg.Runtime,
 		InsecureRegistries: p.cfg.InsecureRegistries,
+		ImageRewrites:      p.rewrites,
 		WritableRoot:       p.cfg.WritableRoot,
 		WithoutSubIDs:      p.cfg.WithoutSubIDs,
 		ClusterDomain:      p.cfg.ClusterDomain,

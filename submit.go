@@ -97,8 +97,14 @@ func (l *loop) notStaged(w *work, err error, now time.Time) {
 		if notNow.Reason == "FailedMount" {
 			reason, waiting.Reason = "FailedMount", "ContainerCreating"
 		}
+		if notNow.Reason == invalidImageName {
+			reason = "InspectFailed"
+		}
 		if w.tries == 1 {
 			l.event(w, v1.EventTypeWarning, reason, notNow.Message)
+			if notNow.Reason == invalidImageName {
+				l.event(w, v1.EventTypeWarning, "Failed", "Error: "+invalidImageName)
+			}
 		}
 		w.waiting = &waiting
 		w.retryAt = now.Add(min(backoff(w.tries), 4*time.Second)) // healed within seconds

@@ -129,7 +129,7 @@ func (m podMeta) with(p part) podMeta {
 // changeWork decides what is to be sent of what the pod's object has and its
 // directory has not. A pod that ends gets nothing any more, as under a kubelet.
 func (l *loop) changeWork(w *work, now time.Time, todo *plan) {
-	if !w.staged || w.unsure || w.sealed || w.hint || w.pod == nil || w.deleting() || w.refused != nil || w.jobGone() || w.has("done") {
+	if !w.staged || w.unsure || w.sealed || w.hint || w.pod == nil || w.deleting() || w.refused != nil || w.jobGone() || w.has("done") && !w.requeued() {
 		return
 	}
 	var parts []part
@@ -252,7 +252,7 @@ func (p *KNOCProvider) prepare(ctx context.Context, x *preparing) {
 		case errors.As(err, &never):
 			h.notYet, x.refused[part.c.Name] = notYet(*never), true
 		case errors.As(err, &notNow):
-			h.notYet = *notNow
+			h.notYet, x.refused[part.c.Name] = *notNow, notNow.Reason == invalidImageName
 		default:
 			h.notYet = notYet{"StagingFailed", err.Error()}
 		}
@@ -345,7 +345,7 @@ func (l *loop) changesSent(works []*work, sent []change, done map[types.UID]bool
 			w.changeAt = now.Add(5 * time.Second) // cut, or its directory is not writable
 			continue
 		}
-		w.meta, w.change, w.dirty = sent[i].Meta, nil, true
+		w.meta, w.change, w.dirty, w.fed = sent[i].Meta, nil, true, true
 		for _, c := range sent[i].Commands {
 			delete(w.held, c.Container)
 			l.log.Info("sent to the job", "pod", w.meta.Namespace+"/"+w.meta.Name, "command", c.Verb, "container", c.Container, "number", c.Number, "job", w.jobID)

@@ -99,6 +99,11 @@ type work struct {
 	changeAt time.Time
 	held     map[string]held
 
+	// parkAt is when parking may be thought of again; fed says that a parked pod
+	// got something new, such as another image.
+	parkAt time.Time
+	fed    bool
+
 	dirty    bool // the status must be folded anew
 	status   v1.PodStatus
 	notified time.Time
@@ -147,7 +152,7 @@ func (w *work) grace() int64 {
 // newDeadline is the pod's activeDeadlineSeconds when it is lower than what the
 // script has; else 0. The API server lets it only be set and lowered.
 func (w *work) newDeadline() int64 {
-	if w.pod == nil || !w.staged || w.hint || w.has("done") || w.pod.Spec.ActiveDeadlineSeconds == nil {
+	if w.pod == nil || !w.staged || w.hint || w.has("done") && !w.requeued() || w.pod.Spec.ActiveDeadlineSeconds == nil {
 		return 0
 	}
 	d := *w.pod.Spec.ActiveDeadlineSeconds
@@ -293,7 +298,9 @@ func (w *work) view(unreachable string) observed {
 	if o.Job.ID == "" {
 		o.Job.ID = w.jobID
 	}
-	if w.requeued() {
+	if w.parked() {
+		o.Journal = untilStop(w.events)
+	} else if w.requeued() {
 		o.Journal = nil // it is of a run that is over
 	}
 	o.Images, o.Held = w.meta.Images, w.held

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"errors"
 	"flag"
 	"fmt"
 	"io"
@@ -10,6 +11,7 @@ import (
 	"strings"
 
 	"github.com/CARV-ICS-FORTH/knoc"
+	"k8s.io/apimachinery/pkg/api/resource"
 )
 
 // options is what a command line and an environment say.
@@ -29,7 +31,7 @@ var groups = []struct {
 	{"The node", []string{"nodename", "os", "provider-config", "taint", "label", "internal-ip"}},
 	{"The kubelet port (closed unless all of --tls-cert, --tls-key and --client-ca are given)", []string{"listen", "tls-cert", "tls-key", "client-ca"}},
 	{"SSH to the login node", []string{"ssh", "ssh-key", "ssh-key-passphrase-file", "ssh-known-hosts", "ssh-jump", "ssh-connections"}},
-	{"Slurm and the compute nodes", []string{"remote-dir", "partition", "runtime", "insecure-registry", "writable-root", "without-subids", "cluster-domain", "api-server-for-pods", "usage-interval", "host-path", "volume-path", "poll"}},
+	{"Slurm and the compute nodes", []string{"remote-dir", "partition", "runtime", "insecure-registry", "image-rewrite", "image-cache-limit", "writable-root", "without-subids", "cluster-domain", "api-server-for-pods", "usage-interval", "host-path", "volume-path", "poll"}},
 	{"Log and metrics", []string{"log-level", "log-format", "metrics-listen", "pprof", "version"}},
 }
 
@@ -66,6 +68,8 @@ func flagSet(o *options) *flag.FlagSet {
 	f.StringVar(&c.Partition, "partition", "", "Slurm `partition` of the jobs; default Slurm's own")
 	f.StringVar(&c.Runtime, "runtime", "", "container `runtime` on the compute nodes, name or path; default apptainer")
 	f.Var(&list{to: &c.InsecureRegistries}, "insecure-registry", "`host:port` of an image registry that speaks plain HTTP (list)")
+	f.Var(&list{to: &c.ImageRewrites}, "image-rewrite", "`from=to`: images whose full name begins with from, such as docker.io, are pulled from to, such as mirror.example.org/hub (list)")
+	f.Var(bytesFlag{&c.ImageCacheLimit}, "image-cache-limit", "`size` of the image cache on the cluster, such as 200Gi: what was not used for longest is removed, nothing that is in use; default no limit")
 	f.Var(&choice{&c.WritableRoot, []string{"scratch", "memory", "none"}}, "writable-root", "`where` what a container writes outside of its volumes goes: scratch (on the compute node), memory (of 64 MB) or none; default scratch")
 	f.Var(&choice{&c.WithoutSubIDs, []string{"refuse", "ignore"}}, "without-subids", "`what` to do with runAsUser, fsGroup, … where the user has no subordinate ids: refuse the pod or ignore them; default refuse")
 	f.DurationVar(&c.UsageInterval, "usage-interval", 0, "`interval` at which a job writes down what its containers use, for kubectl top; negative: never; default 15s")
@@ -156,6 +160,20 @@ func remoteAddress(env func(string) string) string {
 		address = user + "@" + address
 	}
 	return address
+}
+
+// bytesFlag is a number of bytes, written as Kubernetes does.
+type bytesFlag struct{ to *int64 }
+
+func (b bytesFlag) String() string { return "" }
+
+func (b bytesFlag) Set(s string) error {
+	q, err := resource.ParseQuantity(s)
+	if err != nil || q.Sign() < 0 {
+		return errors.New("it is a size such as 200Gi")
+	}
+	*b.to = q.Value()
+	return nil
 }
 
 // choice is a flag that takes one of a few words.

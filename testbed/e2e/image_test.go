@@ -196,3 +196,47 @@ func TestImageTrouble(t *testing.T) {
 	pulled.awaitPhase(v1.PodSucceeded)
 	never.awaitPhase(v1.PodSucceeded) // healed
 }
+
+// A job whose image cannot be had does not keep its place: it is held in the queue
+// until the pod gets another image. One that is held goes at once.
+func TestImageParked(t *testing.T) {
+	t.Parallel()
+	n := newNamespace(t)
+	registry, _, _ := strings.Cut(env("KNOC_IMAGE_BUSYBOX"), "/")
+	var pods []*pod
+	for _, name := range []string{"healed", "deleted"} {
+		p := n.createOne(n.shell(name, "echo hello", func(p *v1.Pod) { p.Spec.Containers[0].Image = registry + "/nothing:" + name }))
+		p.requeued = true
+		pods = append(pods, p)
+	}
+	job := map[*pod]string{}
+	for _, p := range pods {
+		job[p] = p.awaitJob()
+		until(t, "the job is held", func() bool {
+			out := login(t, "squeue --noheader --format='%T %r' --jobs="+job[p])
+			return strings.HasPrefix(out, "PENDING") && strings.Contains(out, "held")
+		})
+		p.await("still in back-off", func(p *v1.Pod) bool {
+			w := p.Status.ContainerStatuses[0].State.Waiting
+			return p.Status.Phase == v1.PodPending && w != nil && w.Reason == "ImagePullBackOff" && strings.Contains(w.Message, "manifest unknown")
+		})
+	}
+	pods[1].kubectl("delete", "pod", pods[1].name, "--wait=false")
+	pods[0].setImage("main", env("KNOC_IMAGE_BUSYBOX"))
+	pods[1].awaitGone()
+	pods[0].awaitPhase(v1.PodSucceeded)
+	if got := pods[0].log(); got != "hello\n" {
+		t.Errorf("log %q", got)
+	}
+}
+
+// The Node lists what the cache has.
+func TestImageOnNode(t *testing.T) {
+	t.Parallel()
+	n := newNamespace(t)
+	n.createOne(n.shell("pod", "true")).awaitPhase(v1.PodSucceeded)
+	want := env("KNOC_IMAGE_BUSYBOX")
+	until(t, "the Node lists "+want, func() bool {
+		return strings.Contains(kubectl(t, "get", "node", n.node, "-o", "jsonpath={.status.images[*].names}"), `"`+want+`"`)
+	})
+}

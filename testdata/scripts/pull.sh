@@ -71,6 +71,7 @@ known() { [ -n "$hex" ] && listed "$images/sha256.$hex.sif"; }
 conclude() {
 	size=$(stat -c %s "$images/sha256.$hex.sif") || exit 1
 	describe "$images/sha256.$hex.sif" >"$images/new.$key.$$" && mv -f "$images/new.$key.$$" "$images/ref.$key" || exit 1
+	shrink
 	finish
 }
 
@@ -267,9 +268,33 @@ pull() {
 	hundredths=$((clock - began))
 }
 
+# shrink: removes images that were not used for longest until the rest is no more
+# than so many KiB. One with a second link is in some pod's directory, and stays.
+shrink() {
+	limit=1024
+	if [ "$limit" = 0 ] || listed "$images/nolinks"; then return; fi
+	total=0
+	for size in $(stat -c %s "$images"/sha256.*.sif); do total=$((total + size / 1024)); done
+	# shellcheck disable=SC2012,SC2045 # names of hexadecimal digits
+	for used in $(ls -tr "$images"/sha256.*.used); do
+		[ "$total" -gt "$limit" ] || break
+		old=${used%.used}
+		[ "$old" != "$images/sha256.$hex" ] || continue
+		# shellcheck disable=SC2046 # two words
+		set -- $(stat -c '%h %s' "$old.sif")
+		[ "${1:-1}" = 1 ] || continue
+		for ref in "$images"/ref.*; do
+			case $(sed -n 2p "$ref") in "hex=${old##*.} "*) rm -f "$ref" ;; esac
+		done
+		rm -f "$old.sif" "$used"
+		total=$((total - ${2:-0} / 1024))
+	done
+} 2>/dev/null
+
 # describe FILE: prints ref.KEY, shell text that pod.sh reads: which file it is and
 # what the image's own configuration says, which the runtime keeps as JSON in it.
 describe() {
+	printf '# %s\n' "$title"
 	echo "hex=$hex kind=$kind size=$size"
 	for id in $("$runtime" sif list "$1" | sed -n 's/^ *\([0-9][0-9]*\).*JSON\.Generic.*/\1/p'); do
 		"$runtime" sif dump "$id" "$1"
@@ -372,7 +397,7 @@ describe() {
 
 # ---- The work ----
 
-kind=manifest login='' username='' password=''
+title=${reference#docker://} kind=manifest login='' username='' password=''
 credential() { return 1; }
 # shellcheck source=/dev/null
 [ ! -r "env/$name.pull" ] || . "./env/$name.pull"

@@ -62,6 +62,13 @@ rm -rf 'u-2'.new-RANDOM
 place 'it'\''s "$(id)" \' &&
 	sent 'it'\''s "$(id)" \' 'it'\''s "$(id)" \' ''
 rm -rf 'it'\''s "$(id)" \'.new-RANDOM
+
+# Jobs that wait for an image: back into the queue, held, and out of it again. Slurm
+# does so with no job that was submitted with --no-requeue; the pod's own word on
+# that holds when the job runs again.
+timeout -k 5 30 scontrol update JobId='16' Requeue=1 && timeout -k 5 30 scontrol requeuehold '16'
+timeout -k 5 30 scontrol release '17' && timeout -k 5 30 scontrol update JobId='17' Requeue=0
+timeout -k 5 30 scontrol release 'it'\''s "$(id)" \'
 rc=0
 timeout -k 5 30 scancel --quiet '13' || rc=$?
 timeout -k 5 30 scancel --quiet --state=PENDING '14' 'it'\''s "$(id)" \' || rc=$?
