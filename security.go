@@ -272,7 +272,8 @@ type scratchData struct {
 
 	Hosts     bool // containers have a host name of their own
 	HostName  string
-	HostAlias string // a blank and its short form, if it has a domain
+	HostAlias string    // a blank and its short form, if it has a domain
+	Resolver  *resolver // nil: the node's
 	// HostAliases are lines for the hosts file.
 	HostAliases []string
 }
@@ -314,6 +315,7 @@ func scratchOf(pod *v1.Pod, cfg scriptConfig) scratchData {
 			d.EmptyDirs = append(d.EmptyDirs, v.Name)
 		}
 	}
+	d.Resolver = resolverOf(pod)
 	name, domain := hostName(pod, cfg.ClusterDomain)
 	d.HostName, d.Hosts = name, ownHosts(pod)
 	if domain != "" {

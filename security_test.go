@@ -125,6 +125,41 @@ func TestPodScriptHosts(t *testing.T) {
 	})
 }
 
+func TestPodScriptResolver(t *testing.T) {
+	t.Parallel()
+	value := "7"
+	config := &v1.PodDNSConfig{Nameservers: []string{"192.0.2.1"}, Searches: []string{"a.example", "b.example"}, Options: []v1.PodDNSConfigOption{{Name: "ndots", Value: &value}, {Name: "edns0"}}}
+	machine, _ := os.ReadFile("/etc/resolv.conf")
+	eachShell(t, func(t *testing.T, shell []string) {
+		for policy, want := range map[v1.DNSPolicy]string{v1.DNSNone: "nameserver 192.0.2.1\nsearch a.example b.example\noptions ndots:7 edns0\n", v1.DNSDefault: ""} {
+			pod := scriptPod(v1.RestartPolicyNever, shContainer("a", ":"))
+			pod.Spec.DNSPolicy, pod.Spec.DNSConfig = policy, config
+			w := stageScript(t, newBase(t), pod, nil)
+			if !strings.Contains(w.read("pod.sh"), "destination=/etc/resolv.conf'") {
+				t.Error("it is not mounted")
+			}
+			w.start(shell, "7")
+			w.end()
+			w.order("exit a 0 0", "done 0")
+			got := w.read("run/pod.resolv")
+			if policy == v1.DNSNone {
+				if got != want {
+					t.Errorf("%q, want %q", got, want)
+				}
+				continue
+			}
+			for line := range strings.Lines(string(machine)) {
+				if strings.HasPrefix(line, "nameserver ") && !strings.Contains(got, strings.TrimSpace(line)) {
+					t.Errorf("%q lacks the machine's %q", got, line)
+				}
+			}
+			if !strings.Contains(got, "nameserver 192.0.2.1\nsearch ") || !strings.Contains(got, "a.example b.example\noptions ") || strings.Count(got, "ndots") != 1 || !strings.Contains(got, "ndots:7 edns0\n") {
+				t.Errorf("%q", got)
+			}
+		}
+	})
+}
+
 // Where there are no subordinate ids the pod does not run, or as if it had named
 // no ids.
 func TestPodScriptWithoutSubIDs(t *testing.T) {

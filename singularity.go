@@ -79,6 +79,9 @@ func runtimeArgv(pod *v1.Pod, c *v1.Container, cfg scriptConfig) ([][]word, erro
 	if ownHosts(pod) && !slices.ContainsFunc(mounts, func(m mount) bool { return m.Target == "/etc/hosts" }) {
 		mounts = append(mounts, mount{Source: "run/pod.hosts", Target: "/etc/hosts"})
 	}
+	if resolverOf(pod) != nil && !slices.ContainsFunc(mounts, func(m mount) bool { return m.Target == "/etc/resolv.conf" }) {
+		mounts = append(mounts, mount{Source: "run/pod.resolv", Target: "/etc/resolv.conf"})
+	}
 	mounts = messageMount(c, mounts)
 	ownDev := devFiles(c, mounts) != nil
 	if ownDev {

@@ -251,8 +251,7 @@ spec:
 		"spec.volumes[s].secret.items[0].user: 0", "spec.volumes[s].secret.defaultUser: 5",
 		"spec.containers[c].securityContext.appArmorProfile.type: RuntimeDefault",
 		"spec.containers[c].stdin: true", "spec.containers[c].stdinOnce: true", "spec.containers[c].tty: true",
-		"spec.dnsPolicy: None",
-		"spec.dnsConfig", "spec.runtimeClassName: nvidia",
+		"spec.runtimeClassName: nvidia",
 	}
 	if diff := cmp.Diff(want, fields); diff != "" {
 		t.Fatal(diff)

@@ -695,6 +695,7 @@ take() {
 			have=''
 			return 1
 		fi
+		echo >"$images/nolinks" # so nobody knows what is in use
 	fi
 	echo >"$images/sha256.$hex.used"
 }

@@ -67,8 +67,12 @@ fresh() { [ "$policy" != Always ] && listed "$images/ref.$key"; }
 # known: the image file of that digest is there.
 known() { [ -n "$hex" ] && listed "$images/sha256.$hex.sif"; }
 
-# conclude: the reference is the image with digest $hex from now on.
+# conclude: the reference is the image with digest $hex from now on, if it was not
+# so before.
 conclude() {
+	facts=''
+	! listed "$images/ref.$key" || { read -r rest && read -r facts; } <"$images/ref.$key"
+	case $facts in "hex=$hex "*) finish ;; esac
 	size=$(stat -c %s "$images/sha256.$hex.sif") || exit 1
 	describe "$images/sha256.$hex.sif" >"$images/new.$key.$$" && mv -f "$images/new.$key.$$" "$images/ref.$key" || exit 1
 	shrink
@@ -120,11 +124,14 @@ inquire() {
 		ask "header = \"Authorization: Bearer $token\""
 	fi
 	case $code,$digest in
-	200,sha256:*) hex=${digest#sha256:} ;;
+	200,sha256:*)
+		hex=${digest#sha256:}
+		hex=${hex%%[!0-9a-f]*} # a carriage return is there, too
+		;;
 	*) return 1 ;;
 	esac
-	case $hex in *[!0-9a-f]* | '') hex='' && return 1 ;; esac
-	[ ${#hex} = 64 ] || return 1
+	[ ${#hex} = 64 ] || hex=''
+	[ -n "$hex" ]
 }
 
 # part NAME: sets part to a value of the challenge, which may be missing.
@@ -144,7 +151,7 @@ ask() {
 	code='' digest='' challenge=''
 	answer=$(printf '%s\n' "$1" | curl -sS -I -L -m 20 -K - \
 		-H 'Accept: application/vnd.oci.image.index.v1+json, application/vnd.docker.distribution.manifest.list.v2+json, application/vnd.oci.image.manifest.v1+json, application/vnd.docker.distribution.manifest.v2+json' \
-		"$manifest" 2>/dev/null | tr -d '\r')
+		"$manifest" 2>/dev/null)
 	while IFS=' ' read -r word value; do
 		case $word in
 		HTTP/*) code=${value%% *} ;;
@@ -401,7 +408,7 @@ title=${reference#docker://} kind=manifest login='' username='' password=''
 credential() { return 1; }
 # shellcheck source=/dev/null
 [ ! -r "env/$name.pull" ] || . "./env/$name.pull"
-mkdir -p "$images"
+[ -d "$images" ] || mkdir -p "$images"
 ! fresh || finish
 if each inquire && known; then conclude; fi
 obtain
