@@ -203,8 +203,8 @@ func (m managed) Secret(_ context.Context, namespace, name string) (*v1.Secret, 
 func (m managed) Services(context.Context, string, string) ([]v1.Service, error) { return nil, nil }
 
 // Token refuses: a ResourceManager only reads.
-func (m managed) Token(_ context.Context, pod *v1.Pod, _ string, _ int64) (string, error) {
-	return "", refuse("ServiceAccountTokenUnavailable",
+func (m managed) Token(_ context.Context, pod *v1.Pod, _ string, _ int64) (string, time.Time, error) {
+	return "", time.Time{}, refuse("ServiceAccountTokenUnavailable",
 		"pod %s/%s asks for a service account token, which a classic ResourceManager cannot request; set automountServiceAccountToken: false, or run knoc itself", pod.Namespace, pod.Name)
 }
 
@@ -324,7 +324,7 @@ func PrepareContainerData(p *KNOCProvider, ctx context.Context, client *ssh.Clie
 		return err
 	}
 	c := p.classicRemote()
-	files, _, err := p.stageIn(ctx, onePod(pod, container), c.dir+"/"+instanceName)
+	files, _, _, err := p.stageIn(ctx, onePod(pod, container), c.dir+"/"+instanceName)
 	if err != nil {
 		return fmt.Errorf("container %s of pod %s/%s: %w", container.Name, pod.Namespace, pod.Name, err)
 	}

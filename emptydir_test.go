@@ -35,7 +35,7 @@ func TestNodeDirs(t *testing.T) {
 			t.Errorf("%q: %s, want %s", tc.annotation, text, tc.want)
 		}
 		// What pod.sh makes is not staged.
-		files, err := stageVolumes(t.Context(), pod, volumeObjects(), nodeFacts{})
+		files, _, err := stageVolumes(t.Context(), pod, volumeObjects(), nodeFacts{})
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	v1 "k8s.io/api/core/v1"
@@ -21,6 +22,9 @@ type fakeObjects struct {
 	configMaps map[string]*v1.ConfigMap
 	secrets    map[string]*v1.Secret
 	services   []v1.Service
+	// serial ends a token, to be renewed at renew.
+	serial string
+	renew  time.Time
 	// noServices is what reading them answers, when set.
 	noServices error
 	// tokens are the requests seen, as "audience/seconds".
@@ -65,15 +69,15 @@ func (f *fakeObjects) Services(_ context.Context, namespace, name string) ([]v1.
 	return list, nil
 }
 
-func (f *fakeObjects) Token(_ context.Context, pod *v1.Pod, audience string, seconds int64) (string, error) {
+func (f *fakeObjects) Token(_ context.Context, pod *v1.Pod, audience string, seconds int64) (string, time.Time, error) {
 	if f.broken != nil {
-		return "", f.broken
+		return "", time.Time{}, f.broken
 	}
 	if pod.Spec.ServiceAccountName == "gone" {
-		return "", apierrors.NewNotFound(schema.GroupResource{Resource: "serviceaccounts"}, "gone")
+		return "", time.Time{}, apierrors.NewNotFound(schema.GroupResource{Resource: "serviceaccounts"}, "gone")
 	}
 	f.tokens = append(f.tokens, fmt.Sprintf("%s/%d", audience, seconds))
-	return "token-for-" + audience, nil
+	return fmt.Sprintf("token-for-%s%s", audience, f.serial), f.renew, nil
 }
 
 // envObjects are what the environment tests read.

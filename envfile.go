@@ -1,6 +1,7 @@
 package knoc
 
 import (
+	"bytes"
 	"encoding/hex"
 	"fmt"
 	"path"
@@ -38,6 +39,12 @@ var (
 // homeVar is told the runtime by its option for the home directory. With the one
 // for no home nothing is mounted there.
 const homeVar = "HOME"
+
+// anyUsersHome makes two statements of the one that the runtime writes for a
+// variable. For users that the machine does not know, whom pods with users of their
+// own have, the runtime takes / for the home directory, whatever it was told, and
+// lets nobody set HOME but so.
+const anyUsersHome = "_;export HOME"
 
 func isShellName(name string) bool { return shellName.MatchString(name) }
 
@@ -100,8 +107,8 @@ func envPrefix(runtime string) string {
 }
 
 // envFile is env/<container>. Its last lines put env.pl before the runtime, where
-// it is needed.
-func envFile(vars []envVar, runtime string) ([]byte, error) {
+// it is needed. mapped says that the pod has users of its own.
+func envFile(vars []envVar, runtime string, mapped bool) ([]byte, error) {
 	var b strings.Builder
 	var names []string
 	prefix := envPrefix(runtime)
@@ -139,8 +146,11 @@ func envFile(vars []envVar, runtime string) ([]byte, error) {
 		}
 		if v.Name == homeVar {
 			fmt.Fprintf(&b, "export %s_NO_HOME=1\nhome=''\n", strings.TrimSuffix(prefix, "ENV_"))
+			if mapped {
+				fmt.Fprintf(&b, "[ -z \"$holder\" ] || export %s=\"$%s\"\n", carriedVar(prefix+anyUsersHome), name)
+			}
 		}
-		if spoilt || carried(v.Name) {
+		if mapped && v.Name == homeVar || spoilt || carried(v.Name) {
 			names = append(names, v.Name)
 		}
 	}
@@ -156,21 +166,18 @@ fi
 	return []byte(b.String()), nil
 }
 
-// envHelpers are the files that env/<container> of these variables needs.
-func envHelpers(vars []envVar) ([]file, error) {
-	for _, v := range vars {
-		if !carried(v.Name) && !strings.Contains(textOf(v.Value), "\r\n") {
-			continue
-		}
-		var files []file
-		for _, name := range []string{"env.pl", "env.py"} {
-			text, err := templateFS.ReadFile("templates/" + name)
-			if err != nil {
-				return nil, err
-			}
-			files = append(files, file{Name: "run/" + name, Mode: 0o600, Body: text})
-		}
-		return files, nil
+// envHelpers are the files that this env/<container> needs.
+func envHelpers(env []byte) ([]file, error) {
+	if !bytes.Contains(env, []byte("./run/env.pl")) {
+		return nil, nil
 	}
-	return nil, nil
+	var files []file
+	for _, name := range []string{"env.pl", "env.py"} {
+		text, err := templateFS.ReadFile("templates/" + name)
+		if err != nil {
+			return nil, err
+		}
+		files = append(files, file{Name: "run/" + name, Mode: 0o600, Body: text})
+	}
+	return files, nil
 }

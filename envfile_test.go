@@ -60,6 +60,7 @@ func TestEnvFileThroughShells(t *testing.T) {
 		{"plain", plain, nil, append(want(plain, "APPTAINERENV_"), "LEAK=1", "TMPDIR=/t")},
 		{"perl", slices.Concat(plain, odd), []string{"perl"}, slices.Concat(want(plain, "APPTAINERENV_"), want(odd, ""), []string{"APPTAINER_TMPDIR=/t", "APPTAINERENV_USER_PATH="})},
 		{"python3", slices.Concat(plain, odd), []string{"python3"}, slices.Concat(want(plain, "APPTAINERENV_"), want(odd, ""), []string{"APPTAINER_TMPDIR=/t", "APPTAINERENV_USER_PATH="})},
+		{"users", plain[3:4], []string{"perl"}, []string{"APPTAINER_HOME=/da ta", "APPTAINER_NO_HOME=1", "APPTAINERENV__;export HOME=/da ta", "APPTAINER_TMPDIR=/t", "APPTAINERENV_USER_PATH="}},
 		{"neither", odd, nil, nil},
 	} {
 		bin := t.TempDir()
@@ -82,11 +83,11 @@ func TestEnvFileThroughShells(t *testing.T) {
 		for _, sh := range testShells(t) {
 			t.Run(tc.name+" "+sh[0], func(t *testing.T) {
 				dir := t.TempDir()
-				body, err := envFile(tc.vars, "")
+				body, err := envFile(tc.vars, "", tc.name == "users")
 				if err != nil {
 					t.Fatal(err)
 				}
-				helpers, err := envHelpers(tc.vars)
+				helpers, err := envHelpers(body)
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -96,7 +97,7 @@ func TestEnvFileThroughShells(t *testing.T) {
 					if err != nil {
 						t.Fatal(err)
 					}
-					c := exec.Command(shell, append(slices.Clone(sh[1:]), "-c", `carry=''; . ./env/c || exit 125; exec $carry `+words)...)
+					c := exec.Command(shell, append(slices.Clone(sh[1:]), "-c", `carry=''; holder=1; . ./env/c || exit 125; exec $carry `+words)...)
 					c.Dir = dir
 					c.Env = []string{"PATH=" + bin, "LEAK=1", "TMPDIR=/t", varPodIP + "=192.0.2.1"}
 					var out, errs bytes.Buffer

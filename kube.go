@@ -223,7 +223,7 @@ func (k kubeObjects) Services(ctx context.Context, namespace, name string) ([]v1
 	})
 }
 
-func (k kubeObjects) Token(ctx context.Context, pod *v1.Pod, audience string, seconds int64) (string, error) {
+func (k kubeObjects) Token(ctx context.Context, pod *v1.Pod, audience string, seconds int64) (string, time.Time, error) {
 	account := pod.Spec.ServiceAccountName
 	if account == "" {
 		account = "default"
@@ -240,9 +240,12 @@ func (k kubeObjects) Token(ctx context.Context, pod *v1.Pod, audience string, se
 	}
 	r, err := k.client.CoreV1().ServiceAccounts(pod.Namespace).CreateToken(ctx, account, &authenticationv1.TokenRequest{Spec: spec}, metav1.CreateOptions{})
 	if err != nil {
-		return "", err
+		return "", time.Time{}, err
 	}
-	return r.Status.Token, nil
+	if s := r.Spec.ExpirationSeconds; s != nil { // what it was given
+		seconds = *s
+	}
+	return r.Status.Token, renewAt(time.Now(), r.Status.ExpirationTimestamp.Time, seconds), nil
 }
 
 // statusClient is the PodsGetter that virtual-kubelet's PodController gets. It

@@ -233,7 +233,7 @@ func TestToken(t *testing.T) {
 		audience  string
 		audiences []string
 	}{{"", nil}, {"vault", []string{"vault"}}} {
-		token, err := kubeObjects{client: client}.Token(context.Background(), pod, c.audience, 3607)
+		token, _, err := kubeObjects{client: client}.Token(context.Background(), pod, c.audience, 3607)
 		if err != nil || token != "t" || account != "ns/default/token" {
 			t.Fatalf("%s %s %v", token, account, err)
 		}

@@ -42,6 +42,9 @@ type loop struct {
 	dirTrouble                string    // the node's directory is gone or cannot be used
 	dirSince, healAt          time.Time // since when; not to be made again before
 	healing                   bool
+	refreshing                bool
+	refreshAt                 time.Time      // when volumes' objects are read again
+	steady                    map[string]any // the immutable ones among them
 	apiChanged                bool
 	wakeup                    time.Time // when reconcile wants to run again
 }
@@ -258,6 +261,7 @@ func (l *loop) reconcile(now time.Time) {
 	l.startSubmit(todo.submit)
 	l.startPrepare(todo.prepare)
 	l.startStop(todo)
+	l.startRefresh(now)
 	l.startRemove(todo.remove)
 	l.startList(now, todo.list)
 	l.startSqueue(now, todo)

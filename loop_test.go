@@ -137,8 +137,8 @@ func (noObjects) Secret(_ context.Context, namespace, name string) (*v1.Secret, 
 }
 func (noObjects) Services(context.Context, string, string) ([]v1.Service, error) { return nil, nil }
 
-func (noObjects) Token(context.Context, *v1.Pod, string, int64) (string, error) {
-	return "", errors.New("no tokens")
+func (noObjects) Token(context.Context, *v1.Pod, string, int64) (string, time.Time, error) {
+	return "", time.Time{}, errors.New("no tokens")
 }
 
 // knocTest is a knoc against a hermetic cluster.
@@ -146,6 +146,7 @@ type knocTest struct {
 	*testing.T
 	cluster *testCluster
 	api     *fakeAPI
+	objs    objects
 	stop    func() // as kill -9 does: nothing is tidied up
 	p       *KNOCProvider
 	done    chan error
@@ -161,7 +162,7 @@ func (k *knocTest) leap(d time.Duration) {
 
 func newKnocTest(t *testing.T) *knocTest {
 	t.Parallel()
-	k := &knocTest{T: t, cluster: newTestCluster(t), api: newFakeAPI(t)}
+	k := &knocTest{T: t, cluster: newTestCluster(t), api: newFakeAPI(t), objs: noObjects{}}
 	k.cluster.InstallSlurm()
 	return k
 }
@@ -190,7 +191,7 @@ func (k *knocTest) launch() {
 	p, err := newProvider(Config{
 		NodeName: "knoc", ClusterID: "c1", SSH: k.cluster.Config(), Partition: "batch", Poll: k.poll,
 		Logger: slog.New(slog.NewTextHandler(sink, &slog.HandlerOptions{Level: slog.LevelDebug})),
-	}, NodeConfig{}, noObjects{}, k.api)
+	}, NodeConfig{}, k.objs, k.api)
 	if err != nil {
 		k.Fatal(err)
 	}

@@ -3,6 +3,7 @@ package knoc
 import (
 	"context"
 	"io/fs"
+	"time"
 
 	v1 "k8s.io/api/core/v1"
 )
@@ -38,8 +39,8 @@ type objects interface {
 	Services(ctx context.Context, namespace, name string) ([]v1.Service, error)
 	// Token asks for a token of the pod's service account (TokenRequest API),
 	// bound to the pod, for the audience ("" is the API server's own) and the
-	// lifetime in seconds.
-	Token(ctx context.Context, pod *v1.Pod, audience string, seconds int64) (string, error)
+	// lifetime in seconds; and says when to renew it.
+	Token(ctx context.Context, pod *v1.Pod, audience string, seconds int64) (token string, renew time.Time, err error)
 }
 
 // podAPI is the loop's view of this node's pods in the API server.

@@ -83,6 +83,8 @@ type podMeta struct {
 	Ephemeral []string `json:"ephemeral,omitempty"`
 	// Deadline is activeDeadlineSeconds as the script has it; 0: none.
 	Deadline int64 `json:"deadline,omitempty"`
+	// Sent are the volumes that follow objects, as they were sent last.
+	Sent map[string]sentVolume `json:"sent,omitempty"`
 }
 
 func metaOf(pod *v1.Pod) podMeta {
@@ -312,7 +314,7 @@ func writeTar(w io.Writer, pods []submission, suffix string) error {
 type command struct {
 	UID       string
 	JobID     string
-	Verb      string // stop, deadline, update, add
+	Verb      string // stop, deadline, update, add, refresh
 	Container string // "-" for the pod
 	Number    int64
 	Runs      bool // the job has started: it is woken by a signal

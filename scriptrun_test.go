@@ -253,12 +253,12 @@ func stageScriptWith(t *testing.T, b base, pod *v1.Pod, env map[string][]envVar,
 		}
 	}
 	for _, c := range allContainers(pod) {
-		data, err := envFile(env[c.Name], "")
+		data, err := envFile(env[c.Name], "", isMapped(pod))
 		if err != nil {
 			t.Fatal(err)
 		}
 		w.write("env/"+c.Name, string(data))
-		helpers, err := envHelpers(env[c.Name])
+		helpers, err := envHelpers(data)
 		if err != nil {
 			t.Fatal(err)
 		}

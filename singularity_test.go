@@ -56,7 +56,7 @@ func TestEnvFile(t *testing.T) {
 		{Name: "URL", Value: []valuePart{{Text: "http://"}, {Var: varPodIP}, {Text: ":80"}}},
 	}
 	for runtime, prefix := range map[string]string{"": "APPTAINER", "/opt/bin/apptainer": "APPTAINER", "/opt/singularity-ce": "SINGULARITY"} {
-		got, err := envFile(vars, runtime)
+		got, err := envFile(vars, runtime, false)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -76,7 +76,7 @@ export PENV_URL='http://'"$KNOC_POD_IP"':80'
 		{Name: "NUL", Value: []valuePart{{Text: "a\x00b"}}},
 		{Name: "VAR", Value: []valuePart{{Var: "x;id"}}},
 	} {
-		if got, err := envFile([]envVar{v}, ""); err == nil {
+		if got, err := envFile([]envVar{v}, "", false); err == nil {
 			t.Errorf("the variable %+v became %q, want an error", v, got)
 		}
 	}

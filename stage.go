@@ -17,6 +17,7 @@ import (
 // staging is what became of making one pod's files.
 type staging struct {
 	files   []file
+	sent    map[string]sentVolume
 	ignored []string // sentences about fields that are not honoured
 	err     error    // *refusal, *notYet, or an error worth another try
 }
@@ -33,10 +34,11 @@ func (p *KNOCProvider) stageAll(ctx context.Context, pods map[types.UID]*v1.Pod)
 		slots <- struct{}{}
 		wg.Go(func() {
 			defer func() { <-slots }()
-			files, ignored, err := p.stage(ctx, pod)
+			s := staging{}
+			s.files, s.sent, s.ignored, s.err = p.stage(ctx, pod)
 			mu.Lock()
 			defer mu.Unlock()
-			all[uid] = staging{files, ignored, err}
+			all[uid] = s
 		})
 	}
 	wg.Wait()
@@ -44,100 +46,102 @@ func (p *KNOCProvider) stageAll(ctx context.Context, pods map[types.UID]*v1.Pod)
 }
 
 // stage makes all files of a pod's directory but ready.
-func (p *KNOCProvider) stage(ctx context.Context, pod *v1.Pod) ([]file, []string, error) {
+func (p *KNOCProvider) stage(ctx context.Context, pod *v1.Pod) ([]file, map[string]sentVolume, []string, error) {
 	return p.stageIn(ctx, pod, p.remote.dir+"/"+string(pod.UID))
 }
 
 // stageIn is stage for any directory on the cluster. It is the one code path for
 // every way a pod comes there.
-func (p *KNOCProvider) stageIn(ctx context.Context, pod *v1.Pod, dir string) (files []file, ignored []string, err error) {
+func (p *KNOCProvider) stageIn(ctx context.Context, pod *v1.Pod, dir string) (files []file, sent map[string]sentVolume, ignored []string, err error) {
 	if ignored, err = checkPod(pod); err != nil {
-		return nil, ignored, err
+		return nil, nil, ignored, err
 	}
 	options, err := sbatchOptions(pod, p.cfg.Partition)
 	if err != nil {
-		return nil, ignored, err
+		return nil, nil, ignored, err
 	}
 	facts, objs := p.nodeFacts(), readOnce(p.objs)
 	services, sentence, err := p.podServices(ctx, pod)
 	if err != nil {
-		return nil, ignored, err
+		return nil, nil, ignored, err
 	}
 	facts.Services = services
 	if sentence != "" {
 		ignored = append(ignored, sentence)
 	}
-	files, err = stageVolumes(ctx, pod, objs, facts)
+	files, sent, err = stageVolumes(ctx, pod, objs, facts)
 	if err != nil {
-		return nil, ignored, err
+		return nil, nil, ignored, err
 	}
-	var all []envVar
+	var all []byte
 	for _, c := range allContainers(pod) {
 		vars, err := stageEnv(ctx, pod, c, objs, facts)
 		if err != nil {
-			return nil, ignored, err
+			return nil, nil, ignored, err
 		}
-		body, err := envFile(vars, p.cfg.Runtime)
+		body, err := envFile(vars, p.cfg.Runtime, isMapped(pod))
 		if err != nil {
-			return nil, ignored, err
+			return nil, nil, ignored, err
 		}
 		files = append(files, file{Name: "env/" + c.Name, Mode: 0o600, Body: body})
-		all = append(all, vars...)
+		all = append(all, body...)
 	}
 	helpers, err := envHelpers(all)
 	if err != nil {
-		return nil, ignored, err
+		return nil, nil, ignored, err
 	}
 	files = append(files, helpers...)
 	cfg := p.scriptConfig(dir, options)
 	if cfg.Hosted, err = hostVolumes(ctx, pod, p.objs, p.cfg); err != nil {
-		return nil, ignored, err
+		return nil, nil, ignored, err
 	}
 	var missing []string
 	if cfg.Credentials, missing, err = pullSecrets(ctx, pod, objs); err != nil {
-		return nil, ignored, err
+		return nil, nil, ignored, err
 	}
 	files = append(files, pullFiles(pod, allContainers(pod), cfg)...)
 	script, err := newPodScript(pod, cfg)
 	if err != nil {
-		return nil, ignored, err
+		return nil, nil, ignored, err
 	}
 	text, err := script.render()
 	if err != nil {
-		return nil, ignored, err
+		return nil, nil, ignored, err
 	}
 	enter, err := render("enter.sh.tmpl", script)
 	if err != nil {
-		return nil, ignored, err
+		return nil, nil, ignored, err
 	}
 	probes, err := newProbeScript(pod, dir)
 	if err != nil {
-		return nil, ignored, err
+		return nil, nil, ignored, err
 	}
 	if probes != nil {
 		text, err := probes.render()
 		if err != nil {
-			return nil, ignored, err
+			return nil, nil, ignored, err
 		}
 		files = append(files, file{Name: "run/probe.sh", Mode: 0o700, Body: []byte(text)})
 	}
 	if script.Places() {
 		text, err := render("places.sh.tmpl", script)
 		if err != nil {
-			return nil, ignored, err
+			return nil, nil, ignored, err
 		}
 		if err := checkText("run/places.sh", text); err != nil {
-			return nil, ignored, err
+			return nil, nil, ignored, err
 		}
 		files = append(files, file{Name: "run/places.sh", Mode: 0o700, Body: []byte(text)})
 	}
 	pull, err := render("pull.sh.tmpl", newPullScript(script.Runtime, p.cfg.ImageCacheLimit))
 	if err != nil {
-		return nil, ignored, err
+		return nil, nil, ignored, err
 	}
-	meta, err := json.Marshal(metaOf(pod))
+	m := metaOf(pod)
+	m.Sent = sent
+	meta, err := json.Marshal(m)
 	if err != nil {
-		return nil, ignored, fmt.Errorf("writing meta: %w", err)
+		return nil, nil, ignored, fmt.Errorf("writing meta: %w", err)
 	}
 	dirs := []file{}
 	for _, name := range []string{"cmd", "env", "log", "msg", "run", "vol"} {
@@ -155,7 +159,7 @@ func (p *KNOCProvider) stageIn(ctx context.Context, pod *v1.Pod, dir string) (fi
 		file{Name: "run/enter.sh", Mode: 0o700, Body: []byte(enter)},
 		file{Name: "run/pull.sh", Mode: 0o700, Body: []byte(pull)},
 		file{Name: "pod.sh", Mode: 0o700, Body: []byte(text)},
-	), ignored, nil
+	), sent, ignored, nil
 }
 
 // scriptConfig is for a script in that directory on the cluster.

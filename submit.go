@@ -62,6 +62,9 @@ func (l *loop) startSubmit(works []*work) {
 		for _, w := range works {
 			w.busy, w.dirty = false, true
 			s, isNew := stagings[w.meta.UID]
+			if isNew && !w.unsure { // else what was sent before may be there
+				w.meta.Sent = s.sent
+			}
 			if isNew && w.tries == 0 {
 				for _, text := range s.ignored {
 					l.event(w, v1.EventTypeWarning, "FieldIgnored", text)

@@ -44,6 +44,7 @@ func TestScripts(t *testing.T) {
 	if data["places"], err = newPodScript(placesPod(t), scriptConfig{Dir: dir + "/u-1", Hosted: hosted, HostPaths: []string{"/data"}}); err != nil {
 		t.Fatal(err)
 	}
+	data["refresh"] = refreshData{7, []refreshed{{"v", "..0123456789abcdef", false}, {nasty, nasty, true}}, scratchData{Mapped: true, FSGroup: "1234"}}
 	names, err := fs.Glob(templateFS, "templates/*.sh.tmpl")
 	if err != nil {
 		t.Fatal(err)

@@ -52,6 +52,7 @@ type change struct {
 	Files    []file
 	Commands []command
 	Meta     podMeta
+	refresh  *refresh // what the change brings, if it is one of volumes
 }
 
 // forGood is the time until which a refused part is held back.
@@ -129,7 +130,7 @@ func (m podMeta) with(p part) podMeta {
 // changeWork decides what is to be sent of what the pod's object has and its
 // directory has not. A pod that ends gets nothing any more, as under a kubelet.
 func (l *loop) changeWork(w *work, now time.Time, todo *plan) {
-	if !w.staged || w.unsure || w.sealed || w.hint || w.pod == nil || w.deleting() || w.refused != nil || w.jobGone() || w.has("done") && !w.requeued() {
+	if !w.followed() {
 		return
 	}
 	var parts []part
@@ -143,11 +144,18 @@ func (l *loop) changeWork(w *work, now time.Time, todo *plan) {
 		fmt.Fprintf(&key, "%s %s\n", p.c.Name, p.c.Image)
 	}
 	switch {
-	case len(parts) == 0:
+	case len(parts) == 0 && w.refresh == nil:
 		w.change = nil
 	case now.Before(w.changeAt):
 		l.at(w.changeAt)
-	case w.change != nil && w.change.key == key.String():
+	case len(parts) == 0:
+		var err error
+		if w.change, err = w.refreshChange(); err != nil {
+			return // it is all text
+		}
+		w.change.JobID, w.change.Runs = w.jobID, w.jobRuns()
+		todo.changes = append(todo.changes, w)
+	case w.change != nil && w.change.refresh == nil && w.change.key == key.String():
 		w.change.JobID, w.change.Runs = w.jobID, w.jobRuns()
 		todo.changes = append(todo.changes, w)
 	default:
@@ -300,7 +308,7 @@ func (p *KNOCProvider) stagePart(ctx context.Context, pod *v1.Pod, part part, me
 	if err != nil {
 		return nil, command{}, nil, err
 	}
-	env, err := envFile(vars, p.cfg.Runtime)
+	env, err := envFile(vars, p.cfg.Runtime, isMapped(pod))
 	if err != nil {
 		return nil, command{}, nil, err
 	}
@@ -320,7 +328,7 @@ func (p *KNOCProvider) stagePart(ctx context.Context, pod *v1.Pod, part part, me
 		return nil, command{}, nil, err
 	}
 	name := "run/" + verb + "." + c.Name + "." + strconv.FormatInt(count, 10)
-	files, err := envHelpers(vars)
+	files, err := envHelpers(env)
 	if err != nil {
 		return nil, command{}, nil, err
 	}
@@ -346,6 +354,9 @@ func (l *loop) changesSent(works []*work, sent []change, done map[types.UID]bool
 			continue
 		}
 		w.meta, w.change, w.dirty, w.fed = sent[i].Meta, nil, true, true
+		if sent[i].refresh == w.refresh {
+			w.refresh = nil
+		}
 		for _, c := range sent[i].Commands {
 			delete(w.held, c.Container)
 			l.log.Info("sent to the job", "pod", w.meta.Namespace+"/"+w.meta.Name, "command", c.Verb, "container", c.Container, "number", c.Number, "job", w.jobID)

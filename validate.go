@@ -294,7 +294,7 @@ var fieldRules = map[reflect.Type]map[string]rule{
 		"clusterTrustBundle":  reject("use a ConfigMap with the certificates"),
 		"podCertificate":      reject("use a Secret with the certificate, or a service account token"),
 	},
-	typeOf[v1.ServiceAccountTokenProjection](): {"audience": honour(""), "expirationSeconds": honour("not yet renewed while the pod runs"), "path": honour(""), "user": ignore(oneUser)},
+	typeOf[v1.ServiceAccountTokenProjection](): {"audience": honour(""), "expirationSeconds": honour("renewed at 80 % of its life, as under a kubelet"), "path": honour(""), "user": ignore(oneUser)},
 }
 
 func init() {

@@ -23,8 +23,9 @@ const tokenSeconds = 3600
 
 // projected is one file of a configMap, secret, downwardAPI or projected volume.
 type projected struct {
-	Mode fs.FileMode
-	Body []byte
+	Mode  fs.FileMode
+	Body  []byte
+	Token bool // Body is a token
 }
 
 // payload are the files of such a volume by their path in it.
@@ -45,9 +46,10 @@ type payload map[string]projected
 // one user that also runs the containers.
 //
 // The error is a *refusal for what can never work, a *notYet for what may, or
-// the context's.
-func stageVolumes(ctx context.Context, pod *v1.Pod, objs objects, node nodeFacts) ([]file, error) {
+// the context's. With the files comes what was sent of each volume.
+func stageVolumes(ctx context.Context, pod *v1.Pod, objs objects, node nodeFacts) ([]file, map[string]sentVolume, error) {
 	var files []file
+	sent := map[string]sentVolume{}
 	for i := range pod.Spec.Volumes {
 		v := &pod.Spec.Volumes[i]
 		if isHost(v) || isOnNode(pod, v) {
@@ -58,18 +60,20 @@ func stageVolumes(ctx context.Context, pod *v1.Pod, objs objects, node nodeFacts
 		var p payload
 		if !isEmptyDir(v) {
 			var err error
-			if p, err = volumePayload(ctx, pod, v, objs, node); err != nil {
-				return nil, mountError(ctx, v, err)
+			times := &tokenTimes{objects: objs}
+			if p, err = volumePayload(ctx, pod, v, times, node); err != nil {
+				return nil, nil, mountError(ctx, v, err)
 			}
 			staged, err := stagePayload(dir, p)
 			if err != nil {
-				return nil, mountError(ctx, v, err)
+				return nil, nil, mountError(ctx, v, err)
 			}
+			sent[v.Name] = times.sent(p)
 			files = append(files, staged...)
 		}
 		files = append(files, nestedMountpoints(pod, v, p)...)
 	}
-	return files, nil
+	return files, sent, nil
 }
 
 // isEmptyDir says whether the volume is one; a volume without a source is, by
@@ -237,11 +241,18 @@ func (p payload) token(ctx context.Context, pod *v1.Pod, objs objects, s *v1.Ser
 	if s.ExpirationSeconds != nil {
 		seconds = *s.ExpirationSeconds
 	}
-	token, err := objs.Token(ctx, pod, s.Audience, seconds)
+	token, _, err := objs.Token(ctx, pod, s.Audience, seconds)
 	if err != nil {
 		return fmt.Errorf("failed to fetch token: %w", err)
 	}
-	return p.add(s.Path, []byte(token), nil, mode)
+	if err := p.add(s.Path, []byte(token), nil, mode); err != nil {
+		return err
+	}
+	at := path.Clean(s.Path)
+	f := p[at]
+	f.Token = true
+	p[at] = f
+	return nil
 }
 
 // checkVolumePath refuses a path that could leave its volume or meet the
@@ -303,6 +314,18 @@ func stagePayload(dir string, p payload) ([]file, error) {
 	}
 	files = append(files, file{Name: path.Join(dir, "..data"), Mode: fs.ModeSymlink | 0o777, Link: version})
 	return append(files, links...), nil
+}
+
+// contentHash is a hash of all but tokens.
+func (p payload) contentHash() string {
+	plain := payload{}
+	for name, f := range p {
+		if f.Token {
+			f.Body = nil
+		}
+		plain[name] = f
+	}
+	return payloadHash(plain, slices.Sorted(maps.Keys(plain)))
 }
 
 // payloadHash is a name for exactly these files: paths, modes and bytes, each

@@ -109,7 +109,7 @@ func TestStageVolumes(t *testing.T) {
 		t.Run(tc.name, func(t *testing.T) {
 			pod := testSpec(t, tc.spec)
 			node := nodeFacts{Allocatable: v1.ResourceList{"cpu": resource.MustParse("8")}}
-			files, err := stageVolumes(t.Context(), pod, volumeObjects(), node)
+			files, _, err := stageVolumes(t.Context(), pod, volumeObjects(), node)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -117,7 +117,7 @@ func TestStageVolumes(t *testing.T) {
 				t.Fatalf("(-want +got):\n%s", diff)
 			}
 			writeFiles(t, t.TempDir(), files)
-			again, err := stageVolumes(t.Context(), pod, volumeObjects(), node)
+			again, _, err := stageVolumes(t.Context(), pod, volumeObjects(), node)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -160,7 +160,7 @@ func writeFiles(t *testing.T, root string, files []file) {
 func TestVolumeThroughLinks(t *testing.T) {
 	pod := testSpec(t, `volumes: [{name: v, configMap: {name: cm, items: [{key: a.conf, path: etc/a}, {key: bin, path: bin}]}}]`)
 	objs, root := volumeObjects(), t.TempDir()
-	files, err := stageVolumes(t.Context(), pod, objs, nodeFacts{})
+	files, _, err := stageVolumes(t.Context(), pod, objs, nodeFacts{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -178,7 +178,7 @@ func TestVolumeThroughLinks(t *testing.T) {
 		func(p *v1.Pod, _ *v1.ConfigMap) { p.Spec.Volumes[0].ConfigMap.DefaultMode = new(int32(0o400)) },
 	} {
 		change(pod, objs.configMaps["cm"])
-		if files, err = stageVolumes(t.Context(), pod, objs, nodeFacts{}); err != nil {
+		if files, _, err = stageVolumes(t.Context(), pod, objs, nodeFacts{}); err != nil {
 			t.Fatal(err)
 		}
 		if seen[files[1].Name] {
@@ -188,7 +188,7 @@ func TestVolumeThroughLinks(t *testing.T) {
 	}
 	// A key that is not projected changes nothing.
 	objs.configMaps["cm"].Data["other"] = "x"
-	if files, err = stageVolumes(t.Context(), pod, objs, nodeFacts{}); err != nil || !seen[files[1].Name] {
+	if files, _, err = stageVolumes(t.Context(), pod, objs, nodeFacts{}); err != nil || !seen[files[1].Name] {
 		t.Fatalf("%v, %v", files[1], err)
 	}
 }
@@ -223,7 +223,7 @@ func TestStageVolumesErrors(t *testing.T) {
 		{"downwardAPI nothing", `volumes: [{name: v, downwardAPI: {items: [{path: p}]}}]`, `neither fieldRef`, false},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			files, err := stageVolumes(t.Context(), testSpec(t, tc.spec), volumeObjects(), nodeFacts{})
+			files, _, err := stageVolumes(t.Context(), testSpec(t, tc.spec), volumeObjects(), nodeFacts{})
 			checkError(t, err, tc.want, tc.later)
 			if files != nil {
 				t.Fatalf("files beside an error: %v", files)
@@ -234,18 +234,18 @@ func TestStageVolumesErrors(t *testing.T) {
 	objs := volumeObjects()
 	objs.broken = errors.New("dial tcp: connection refused")
 	pod := testSpec(t, `volumes: [{name: v, secret: {secretName: s, optional: true}}]`)
-	_, err := stageVolumes(t.Context(), pod, objs, nodeFacts{})
+	_, _, err := stageVolumes(t.Context(), pod, objs, nodeFacts{})
 	checkError(t, err, setUp+"dial tcp: connection refused", true)
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if _, err := stageVolumes(ctx, pod, objs, nodeFacts{}); !errors.Is(err, context.Canceled) {
+	if _, _, err := stageVolumes(ctx, pod, objs, nodeFacts{}); !errors.Is(err, context.Canceled) {
 		t.Fatalf("got %v after the context ended", err)
 	}
 }
 
 func TestTokenRequest(t *testing.T) {
 	objs := volumeObjects()
-	_, err := stageVolumes(t.Context(), testSpec(t, `volumes: [{name: v, projected: {sources: [{serviceAccountToken: {path: a}}, {serviceAccountToken: {path: b, audience: vault, expirationSeconds: 7200}}]}}]`), objs, nodeFacts{})
+	_, _, err := stageVolumes(t.Context(), testSpec(t, `volumes: [{name: v, projected: {sources: [{serviceAccountToken: {path: a}}, {serviceAccountToken: {path: b, audience: vault, expirationSeconds: 7200}}]}}]`), objs, nodeFacts{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -297,7 +297,7 @@ func TestReadOnce(t *testing.T) {
 	objs.configMaps["env"] = &v1.ConfigMap{Data: map[string]string{"A": "a"}}
 	once := readOnce(objs)
 	pod := testSpec(t, `{volumes: [{name: v, configMap: {name: env}}, {name: w, projected: {sources: [{configMap: {name: env}}, {configMap: {name: gone, optional: true}}, {secret: {name: s}}, {serviceAccountToken: {path: t}}]}}], containers: [{name: c, envFrom: [{configMapRef: {name: env}}, {configMapRef: {name: gone, optional: true}}], env: [{name: B, valueFrom: {secretKeyRef: {name: s, key: user}}}]}]}`)
-	if _, err := stageVolumes(t.Context(), pod, once, nodeFacts{}); err != nil {
+	if _, _, err := stageVolumes(t.Context(), pod, once, nodeFacts{}); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := stageEnv(t.Context(), pod, &pod.Spec.Containers[0], once, nodeFacts{}); err != nil {

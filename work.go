@@ -98,6 +98,10 @@ type work struct {
 	change   *change
 	changeAt time.Time
 	held     map[string]held
+	// refresh is what the directory is to get of volumes; refreshProblem why one of
+	// them stays as it is.
+	refresh        *refresh
+	refreshProblem string
 
 	// parkAt is when parking may be thought of again; fed says that a parked pod
 	// got something new, such as another image.

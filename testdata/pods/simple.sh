@@ -116,6 +116,10 @@ commands() {
 			stop "$number" stop
 			note ack "$seq"
 			;;
+		'refresh - '*)
+			[ ! -r "run/refresh.$number/do" ] || sh "run/refresh.$number/do" "$scratch"
+			note ack "$seq"
+			;;
 		'deadline - '*)
 			due "$number"
 			note ack "$seq"

@@ -46,6 +46,7 @@ place() { # UID
 	[ -e "$1.new-RANDOM/ready" ] && [ -d "$1/cmd" ] || return
 	fence
 	for f in "$1.new-RANDOM"/env/* "$1.new-RANDOM"/run/*; do
+		[ -e "$f" ] || continue
 		mv "$f" "$1/${f#"$1.new-RANDOM/"}" || return
 	done
 }
