@@ -86,6 +86,7 @@ func (l *loop) startSubmit(works []*work) {
 func (l *loop) notStaged(w *work, err error, now time.Time) {
 	w.tries++
 	w.retryAt = now.Add(backoff(w.tries))
+	before := w.waiting
 	w.waiting = nil
 	var never *refusal
 	var notNow *notYet
@@ -103,7 +104,7 @@ func (l *loop) notStaged(w *work, err error, now time.Time) {
 		if notNow.Reason == invalidImageName {
 			reason = "InspectFailed"
 		}
-		if w.tries == 1 {
+		if w.tries == 1 || before == nil || before.Message != notNow.Message {
 			l.event(w, v1.EventTypeWarning, reason, notNow.Message)
 			if notNow.Reason == invalidImageName {
 				l.event(w, v1.EventTypeWarning, "Failed", "Error: "+invalidImageName)

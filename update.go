@@ -353,7 +353,8 @@ func (l *loop) changesSent(works []*work, sent []change, done map[types.UID]bool
 			w.changeAt = now.Add(5 * time.Second) // cut, or its directory is not writable
 			continue
 		}
-		w.meta, w.change, w.dirty, w.fed = sent[i].Meta, nil, true, true
+		w.meta, w.change, w.dirty = sent[i].Meta, nil, true
+		w.fed = w.fed || sent[i].refresh == nil
 		if sent[i].refresh == w.refresh {
 			w.refresh = nil
 		}
