@@ -34,7 +34,7 @@ func (f *facts) starved(spec *v1.PodSpec, restart int) bool {
 		if p.trying {
 			return false
 		}
-		enough = enough || p.failed && p.failures >= need
+		enough = enough || p.failed && (p.waiting || p.never) && p.failures >= need // so that back-off is what it shows
 	}
 	for name, r := range f.runs {
 		p := f.pulls[name]
