@@ -57,7 +57,7 @@ func TestEventsOfAPod(t *testing.T) {
 	for _, want := range []string{
 		"Normal Submitted : Submitted as Slurm job " + p.awaitJob(),
 		"Normal Started spec.initContainers{first}: Container started x1",
-		"Normal Pulled spec.containers{main}: Container image",
+		"Normal Pulled spec.containers{main}: Successfully pulled image", // the policy of a latest tag
 		"Normal Created spec.containers{main}: Container created x1",
 		"Normal Started spec.containers{main}: Container started x1",
 		"Warning BackOff spec.containers{main}: Back-off restarting failed container main in pod pod_" + n.name,
