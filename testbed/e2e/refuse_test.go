@@ -20,10 +20,7 @@ func TestBasicPodThatCannotRunFailsWithAReason(t *testing.T) {
 		change        func(*v1.Pod)
 	}{
 		{"hostpath", "hostPath", volume("v", "/v", v1.VolumeSource{HostPath: &v1.HostPathVolumeSource{Path: "/tmp"}})},
-		{"pvc", "persistentVolumeClaim", func(p *v1.Pod) { // the scheduler would wait for the claim
-			bound(p)
-			volume("v", "/v", v1.VolumeSource{PersistentVolumeClaim: &v1.PersistentVolumeClaimVolumeSource{ClaimName: "none"}})(p)
-		}},
+		{"csi", "csi", volume("v", "/v", v1.VolumeSource{CSI: &v1.CSIVolumeSource{Driver: "none"}})},
 		{"nfs", "nfs", volume("v", "/v", v1.VolumeSource{NFS: &v1.NFSVolumeSource{Server: "s", Path: "/"}})},
 		{"flag-owned", "--job-name", flags("--job-name=mine")},
 		{"flag-wrap", "--wrap", flags("--wrap=reboot")},
@@ -67,16 +64,21 @@ func TestBasicSbatchsOwnWordsFailThePod(t *testing.T) {
 	}
 }
 
-func TestBasicImageThatIsNotThereFailsThePod(t *testing.T) {
+// As under a kubelet the pod waits, and a deletion does not.
+func TestBasicImageThatIsNotThere(t *testing.T) {
 	t.Parallel()
 	n := newNamespace(t)
 	p := n.createOne(n.shell("pod", "true", func(p *v1.Pod) {
 		p.Spec.Containers[0].Image = strings.Replace(env("KNOC_IMAGE_BUSYBOX"), "busybox", "nonesuch", 1)
 	}))
-	o := p.awaitPhase("Failed")
-	if end := status(o, "main").State.Terminated; end == nil || end.ExitCode == 0 || !strings.Contains(end.Message, "nonesuch") {
-		t.Errorf("container is %+v", end)
+	o := p.await("a pull's back-off", func(o *v1.Pod) bool {
+		w := status(o, "main").State.Waiting
+		return w != nil && w.Reason == "ImagePullBackOff"
+	})
+	if w := status(o, "main").State.Waiting; o.Status.Phase != v1.PodPending || !strings.Contains(w.Message, "nonesuch") {
+		t.Errorf("phase %s, waiting for %+v", o.Status.Phase, w)
 	}
+	p.kubectl("delete", "pod", "pod", "--timeout=60s")
 }
 
 // Somebody's scancel is not the pod's own end.

@@ -44,7 +44,7 @@ func TestSubPath(t *testing.T) {
 	n.configMap("app", map[string]string{"app.conf": "conf"}, nil)
 	const script = `
 		echo "$(cat /etc/app.conf) $(cat /data/file) $(cat /work/it)"
-		env | grep -q '^a.b=c$' && ! env | grep KNOC && echo new >/work/new && echo more >>/data/file && ! echo x 2>/dev/null >/etc/app.conf && ls -d /data/nested/deep; until [ -e /data/go ]; do sleep 0.2; done`
+		tr '\\0' '\\n' </proc/self/environ | grep -q '^a.b=c$' && ! env | grep KNOC && echo new >/work/new && echo more >>/data/file && ! echo x 2>/dev/null >/etc/app.conf && ls -d /data/nested/deep; until [ -e /data/go ]; do sleep 0.2; done`
 	parts := []func(*v1.Pod){
 		initContainer("prepare", "cd /all && mkdir -p a/real && echo text >a/file && echo it >a/real/it && ln -s real a/link"),
 		source("app", configMapSource("app")), source("work", v1.VolumeSource{EmptyDir: &v1.EmptyDirVolumeSource{}}),
