@@ -21,7 +21,7 @@ func TestBasicPodThatCannotRunFailsWithAReason(t *testing.T) {
 	}{
 		{"hostpath", "hostPath", volume("v", "/v", v1.VolumeSource{HostPath: &v1.HostPathVolumeSource{Path: "/tmp"}})},
 		{"csi", "csi", volume("v", "/v", v1.VolumeSource{CSI: &v1.CSIVolumeSource{Driver: "none"}})},
-		{"nfs", "nfs", volume("v", "/v", v1.VolumeSource{NFS: &v1.NFSVolumeSource{Server: "s", Path: "/"}})},
+		{"nfs", "NFS", volume("v", "/v", v1.VolumeSource{NFS: &v1.NFSVolumeSource{Server: "s", Path: "/"}})},
 		{"flag-owned", "--job-name", flags("--job-name=mine")},
 		{"flag-wrap", "--wrap", flags("--wrap=reboot")},
 		{"flag-word", "reboot", flags("--nice=1 reboot")},
